@@ -252,8 +252,8 @@ def markdown(results: dict) -> list[str]:
         "",
         "### Growth",
         "",
-        f"The table shows times of value and gradient for {GROWTH_BATCH} sentences. A split is a way to divide a span",
-        "into two. The time per split is computed from the median.",
+        f"The table shows the time to compute value and gradient together, for {GROWTH_BATCH} sentences. A split is a",
+        "way to divide a span into two. The time per split is computed from the median.",
         *table(
             "trees | words: | bellmax: | ns per split:",
             [

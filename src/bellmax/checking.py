@@ -24,10 +24,11 @@ def check_regularizer(omega: Regularizer) -> None:
 
     The tests use γ = 1 and random vectors of several sizes, with ties and with −∞. They check that:
 
-    - ``project`` returns probability vectors, which maximize ⟨q, x⟩ − ``penalty(q)`` and are the gradient of the
-      maximum;
-    - ``jacobian_product`` is the derivative of ``project``, is symmetric, and is differentiable in q;
-    - an additional entry of −∞ changes nothing.
+    - ``project(x)`` returns a probability vector q that maximizes ⟨q, x⟩ − ``penalty(q)``, and q is the gradient of
+      this maximum with respect to x;
+    - ``jacobian_product(q, y)`` is the derivative of ``project`` in the direction y, its matrix is symmetric, and
+      autograd can differentiate it with respect to q;
+    - if an entry of −∞ is appended to x, the results for the other entries do not change.
 
     Args:
         omega: The regularizer to test.

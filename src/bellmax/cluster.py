@@ -1,4 +1,5 @@
-"""Distance matrices and nearest neighbors as lists of tasks, for schedulers such as Slurm job arrays or joblib.
+"""Split the computation of a distance matrix or of nearest neighbors into tasks, for schedulers such as Slurm job
+arrays or joblib.
 
 If you have a Dask client or a ``concurrent.futures`` executor, pass it as ``client`` to ``bx.dtw_cdist`` or
 ``bx.dtw_neighbors``. For all other schedulers, :func:`plan` splits a call into tasks.
@@ -83,7 +84,8 @@ def plan(function: Callable[..., Any], *args: Any, checkpoint: str | os.PathLike
         options: The keyword arguments of the call, except ``out``, ``client`` and ``progress``.
 
     Returns:
-        A list of :class:`Task`. Equal calls return equal lists. A task whose block is in the folder does nothing.
+        A list of :class:`Task`. Equal calls return equal lists. If the folder already contains the block of a task, the
+        task does nothing.
 
     >>> import tempfile
     >>> import bellmax as bx

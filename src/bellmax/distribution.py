@@ -38,14 +38,17 @@ class PathDistribution(Distribution):
     """A distribution over the paths of a dynamic program, the base class of all structures.
 
     Do not call the constructor. Use a structure, such as :class:`Chain` or :class:`DTW`, which inherits the methods
-    below. In shapes, ... is the batch shape, and *event is the shape of one path as a 0/1 tensor. A path has two forms:
+    below. In shapes, ``...`` stands for the batch shape, and ``*event`` stands for the shape of one path as a 0/1
+    tensor. A path has two forms:
 
     - the *event*: a 0/1 tensor of the shape of the scores θ (:attr:`potentials`), floating point or bool;
     - the *decoded form*: integers in the terms of the structure, such as tags or index pairs. See :meth:`decode`.
 
-    Paths are drawn by a random walk from the end node back to the start (Mensch and Blondel, 2018, section 3.3). At
-    each node, the walk chooses a parent. The gradient ∇max_Ω contains the probabilities of the choices. The probability
-    of a path is the product of the probabilities of its choices.
+    The distribution is defined by a random walk from the end node of the graph back to the start (Mensch and Blondel,
+    2018, section 3.3). At each node, the walk chooses one of the edges into the node and goes to the parent at its
+    other end. The value of a node is a smoothed max with one entry for each of these edges. The gradient of this
+    smoothed max contains the probabilities of the edges. The probability of a path is the product of the probabilities
+    of its edges.
 
     >>> import bellmax as bx
     >>> p = bx.Chain.from_scores(torch.tensor([[0.5, 0.0], [0.0, 2.0], [0.0, 0.0]]), torch.eye(2))
@@ -56,9 +59,9 @@ class PathDistribution(Distribution):
 
     Args:
         program: The dynamic program.
-        scores: A mapping from the name of each score to a pair: a floating point tensor, and its number of dimensions
-            after the batch dimensions. An entry of −∞ (+∞ for costs) removes its edge. A score without batch dimensions
-            is shared by the batch.
+        scores: A mapping from the name of each score to a pair (tensor, dims). The tensor is floating point, and dims
+            is the number of its dimensions after the batch dimensions. An entry of −∞ (+∞ for costs) removes the edges
+            that use it. A score without batch dimensions is shared by the batch.
         integers: The index tensors of the program. A tensor without batch dimensions is shared by the batch.
         batch_shape: The batch shape.
         event_shape: The shape of one path.
@@ -148,7 +151,7 @@ class PathDistribution(Distribution):
 
     @property
     def potentials(self) -> Tensor:
-        """The potentials θ, (..., *event): scores, or costs if the program minimizes."""
+        """The potentials θ, (..., *event): scores, or costs if :attr:`sense` is −1."""
         return self._solver.scores[0]
 
     @property
@@ -206,11 +209,12 @@ class PathDistribution(Distribution):
 
     @property
     def value(self) -> Tensor:
-        """Smoothed maximum DP_Ω(θ) over all paths, of the batch shape.
+        """Smoothed maximum of the scores of all paths. Its shape is the batch shape.
 
-        Under negentropy with γ = 1, it is the log-partition function. It is convex in θ and differentiable to any
-        order. If no path exists, it is −∞. If the scores are costs, the value is the smoothed minimum instead. The
-        smoothed minimum is concave in θ, and +∞ if no path exists.
+        Under negentropy with γ = 1, the value is the log-partition function. The value is a convex function of the
+        potentials θ, and it is differentiable to any order. If no path exists, the value is −∞. If the scores are
+        costs, the value is the smoothed minimum of the costs of all paths. The smoothed minimum is a concave function
+        of θ. If no path exists, the smoothed minimum is +∞. Mensch and Blondel (2018) write DP_Ω(θ) for the value.
 
         >>> import bellmax as bx
         >>> bx.Chain(torch.zeros(3, 2, 2)).value.exp()  # eight sequences of score 0
@@ -220,7 +224,10 @@ class PathDistribution(Distribution):
 
     @property
     def expected_path(self) -> Tensor:
-        """Expected path ∇DP_Ω(θ), the mean of the distribution, of the shape of the potentials. Differentiable."""
+        """Expected path: the mean of the events of random paths, of the shape of the potentials. Differentiable.
+
+        The expected path is the gradient of :attr:`value` with respect to the potentials.
+        """
         return self._expected_path().to(self.dtype)
 
     def _expected_path(self) -> Tensor:
@@ -234,7 +241,8 @@ class PathDistribution(Distribution):
     def gradient(self) -> dict[str, Tensor]:
         """Gradient of the value with respect to each score: a mapping from names to tensors. Differentiable.
 
-        Each entry is the expected number of times that a path uses the corresponding entry of the score.
+        Each entry of a gradient is the expected number of times that a random path uses the corresponding entry of the
+        score.
 
         >>> import bellmax as bx
         >>> p = bx.Chain.from_scores(torch.zeros(3, 2), torch.zeros(2, 2))
@@ -245,11 +253,15 @@ class PathDistribution(Distribution):
         return self._by_name([g.to(self.dtype) for g in self._solver.gradient()])
 
     def directional_derivative(self, z: Any) -> Tensor:
-        """Return the derivative ⟨∇DP_Ω(θ), z⟩ of the value in the direction z, of the batch shape.
+        """Return the derivative of the value in the direction z, of the batch shape.
+
+        The derivative is the dot product of the gradient of the value and z: the rate at which the value changes if the
+        scores move along z.
 
         Args:
-            z: A mapping from names of scores to tensors that broadcast to the scores, or a tensor for the first score.
-                If a mapping leaves out a name, the direction of this score is 0.
+            z: A mapping from names of scores to tensors, or a single tensor for the first score in :attr:`scores`. Each
+                tensor must broadcast to the shape of its score. Scores without a tensor stay constant: their direction
+                is 0.
 
         >>> import bellmax as bx
         >>> p = bx.DTW(torch.tensor([[0.0, 1.0], [2.0, 0.0]]), omega="hard")
@@ -259,10 +271,11 @@ class PathDistribution(Distribution):
         return self._solver.directional_derivative(self._direction(z))
 
     def hessian_product(self, z: Any) -> Any:
-        """Return the product ∇²DP_Ω(θ) z of the Hessian of the value with a direction z.
+        """Return the product of the Hessian of the value and a direction z.
 
-        If z is a tensor, the result is a tensor of the shape of the first score. If z is a mapping, the result is a
-        mapping from the names of all scores to tensors.
+        The Hessian contains the second derivatives of the value with respect to the scores. If z is a tensor, the
+        result is a tensor of the shape of the first score in :attr:`scores`. If z is a mapping, the result is a mapping
+        from the names of all scores to tensors.
 
         Args:
             z: The direction, as in :meth:`directional_derivative`.
@@ -298,8 +311,8 @@ class PathDistribution(Distribution):
     def best_path(self) -> Tensor:
         """Return the highest-scoring path as an event, a 0/1 tensor of the potentials' shape.
 
-        If the scores are costs, the result is the path of least cost. If no path exists, the event is 0. :meth:`decode`
-        returns the path in the decoded form.
+        If the scores are costs, the result is the path of least cost. If no path exists, all entries of the event are
+        0. To get the best path in the decoded form, call :meth:`decode`.
 
         >>> import bellmax as bx
         >>> bx.DAG([(0, 1), (0, 2), (1, 3), (2, 3)]).paths(torch.tensor([1.0, 0.0, 1.0, 1.5])).best_path()
@@ -321,10 +334,11 @@ class PathDistribution(Distribution):
 
     @answers_near_misses
     def topk(self, k: int) -> tuple[Tensor, Tensor]:
-        """Return the k best paths: scores (..., k), best first, and events (..., k, *event).
+        """Return the scores and the events of the k best paths, best path first.
 
-        If there are fewer than k paths, the remaining scores are −∞ (+∞ for costs) and the remaining events are 0. The
-        scores are differentiable.
+        The scores have the shape (..., k), and the events have the shape (..., k, *event). If there are fewer than k
+        paths, the remaining scores are −∞ (+∞ for costs) and the remaining events contain only zeros. The scores are
+        differentiable.
 
         Args:
             k: The number of paths, at least 1.
@@ -366,7 +380,9 @@ class PathDistribution(Distribution):
 
     @answers_near_misses
     def sample_decoded(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Return random paths in the decoded form, with ``sample_shape`` before the batch shape.
+        """Return random paths in the decoded form.
+
+        The shape of the result starts with ``sample_shape``, followed by the batch shape.
 
         Args:
             sample_shape: A tuple with the shape of the sample, default () for one path per batch member.
@@ -380,11 +396,12 @@ class PathDistribution(Distribution):
 
     @answers_near_misses
     def topk_decoded(self, k: int) -> tuple[Tensor, Tensor]:
-        """Return the scores (..., k) of the k best paths, and the paths in the decoded form, best first.
+        """Return the scores and the decoded forms of the k best paths, best path first.
 
-        In the paths, the dimension of size k follows the batch shape. If there are fewer than k paths, the remaining
-        scores are −∞ (+∞ for costs), and the remaining paths are padding. The scores have no gradient. For a gradient,
-        use :meth:`topk` or :meth:`log_prob`.
+        The scores have the shape (..., k). The shape of the paths starts with the batch shape and k. If there are fewer
+        than k paths, the remaining scores are −∞ (+∞ for costs), and the remaining paths are padding. The scores have
+        no gradient. For scores with a gradient, use :meth:`topk`. For log-probabilities with a gradient, pass the paths
+        to :meth:`log_prob`.
 
         Args:
             k: The number of paths, at least 1.
@@ -431,13 +448,14 @@ class PathDistribution(Distribution):
         return (self if batch == self.batch_shape else self.expand(batch)), tensor
 
     def most_accurate(self) -> Tensor:
-        """Return the path with the smallest expected Hamming distance from a random path, in the decoded form.
+        """Return the path with the smallest expected Hamming distance to a random path, in the decoded form.
 
-        This is minimum Bayes risk decoding. A path consists of units: tags, index pairs, labels of frames, segments,
-        spans, heads or edges, depending on the structure. Gaps are not units. The Hamming distance of two paths is the
-        number of units that occur in only one of the two paths. The result is the best path for the scores 2μ − 1,
-        where μ is the probability of each unit. The result is never a forbidden path. For a chain without forbidden
-        transitions, the result is ``marginals.argmax(-1)``.
+        This method is known as minimum Bayes risk decoding. A path consists of units. A unit is a tag, an index pair,
+        the label of a frame, a segment, a span, a head or an edge, depending on the structure. Gaps are not units. The
+        Hamming distance of two paths is the number of units that occur in only one of the two paths. Let μ be the
+        probability that a random path contains a unit. To find the result, the method gives each unit the score 2μ − 1.
+        The result is the path with the highest sum of these scores. The result is never a forbidden path. For a chain
+        without forbidden transitions, the result is ``marginals.argmax(-1)``.
 
         Raises ``ValueError`` if a path can use a unit more than once.
 
@@ -486,7 +504,7 @@ class PathDistribution(Distribution):
 
     @property
     def variance(self) -> Tensor:
-        """Variance of each entry of an event, of the shape of the potentials.
+        """Variance of each entry of the event of a random path, of the shape of the potentials.
 
         Raises ``NotImplementedError`` if a path can use an entry twice.
         """
@@ -499,7 +517,7 @@ class PathDistribution(Distribution):
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Return random paths as events, 0/1 tensors (*sample_shape, ..., *event).
 
-        If no path exists, the events are 0.
+        If no path exists, all entries of the events are 0.
 
         Args:
             sample_shape: A tuple with the shape of the sample, default () for one path per batch member.
@@ -528,11 +546,12 @@ class PathDistribution(Distribution):
         """Return the log-probability of paths, of the batch shape. Differentiable in θ and γ.
 
         If the distribution gives a path probability 0, the result is −∞. Raises ``ValueError`` if ``path`` is not a
-        path.
+        path of the graph.
 
         Args:
             path: Paths in the decoded form (integers or nested lists), or events (..., *event) in a floating point or
-                bool dtype. Sample dimensions before the batch are allowed, and the result has them too.
+                bool dtype. Paths may have sample dimensions before the batch dimensions. The result then has the shape
+                of the sample dimensions followed by the batch shape.
 
         >>> import bellmax as bx
         >>> p = bx.Chain.from_scores(torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.zeros(2, 2))
@@ -586,10 +605,12 @@ class PathDistribution(Distribution):
 
     @property
     def max_marginals(self) -> Tensor:
-        """Score of the best path through each entry of an event, (..., *event), without gradient.
+        """Score of the best path that uses each entry of the potentials, (..., *event), without gradient.
 
-        If no path uses an entry, the result is −∞ there. The result depends on the scores only, not on Ω. If the scores
-        are costs, the result is the least cost of a path through each entry, and +∞ at unused entries.
+        For each entry of the potentials, such as a cell or an edge, only paths that use this entry are compared. If no
+        path uses an entry, the result at this entry is −∞. The result depends only on the scores, not on Ω. If the
+        scores are costs, the result is the least cost of a path that uses each entry. If no path uses an entry, the
+        least cost is +∞.
 
         >>> import bellmax as bx
         >>> p = bx.DTW(torch.tensor([[0.0, 2.0, 5.0], [3.0, 1.0, 0.0]]))
@@ -603,14 +624,16 @@ class PathDistribution(Distribution):
     def node_values(self) -> Tensor:
         """Value of each node in the forward recursion under Ω, without gradient.
 
-        For a chain, the shape is (..., T, S), and the values do not include end scores. For :class:`DTW` and other
-        lattices, the shape is the shape of the grid: (..., rows, columns), or (..., rows, columns, states) for several
-        states. For a :class:`DAG` or a :class:`Hypergraph`, the shape is (..., num_nodes), in the order of ``nodes``.
+        The value of a node is the smoothed maximum of the scores of all partial paths from the start to this node. If
+        the scores are costs, it is the smoothed minimum. For a chain, the shape is (..., T, S), and the values do not
+        include end scores. For :class:`DTW` and other lattices, the shape is (..., rows, columns). If each cell of a
+        lattice has several states, the shape is (..., rows, columns, states). For a :class:`DAG` or a
+        :class:`Hypergraph`, the shape is (..., num_nodes), in the order of ``nodes``.
 
         Values are −∞ (+∞ for costs) at nodes that no path from the start reaches, at masked steps, at pruned nodes, and
         outside of the lengths and the band. Raises ``NotImplementedError`` for segmentations, tree models and parses.
 
-        For DTW, the result is the accumulated cost matrix:
+        For DTW with ``omega="hard"``, the result is the accumulated cost matrix:
 
         >>> import bellmax as bx
         >>> bx.DTW(torch.tensor([[0.0, 2.0, 5.0], [3.0, 1.0, 0.0]]), omega="hard").node_values
@@ -622,9 +645,9 @@ class PathDistribution(Distribution):
     def support_paths(self, max_paths: int = 1000) -> tuple[Tensor, Tensor]:
         """Return all paths of positive probability, most probable first, and their probabilities.
 
-        The paths are events (K, ..., *event), and the probabilities have the shape (K, ...). K is the largest number of
-        paths of positive probability in the batch. Shorter lists are padded with 0. Raises ``ValueError`` if K exceeds
-        ``max_paths``.
+        The paths are events (K, ..., *event), and the probabilities have the shape (K, ...). If batch members have
+        different numbers of paths of positive probability, K is the largest of these numbers. For batch members with
+        fewer paths, the remaining events and probabilities are 0. Raises ``ValueError`` if K exceeds ``max_paths``.
 
         Args:
             max_paths: The maximum of K, default 1000.
@@ -651,17 +674,17 @@ class PathDistribution(Distribution):
     def support(self) -> constraints.Constraint:
         """The set of all paths, as a torch constraint.
 
-        ``p.support.check(x)`` is True if x is a path of the graph, as an event or in the decoded form. Scores are
-        ignored, so paths with probability 0 are included.
+        ``p.support.check(x)`` is True if x is a path of the graph. Pass x as an event or in the decoded form. The check
+        ignores the scores, so it also accepts paths with probability 0.
         """
         return _Paths(self)
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
-        """Return all paths of finite score as events, (K, ..., *event).
+        """Return all K paths of finite score as events, (K, ..., *event).
 
-        Two distributions over the same graph list the paths in the same order. Raises ``ValueError`` if the members of
-        a batch have different numbers of paths. To list only paths of positive probability, with padding, use
-        :meth:`support_paths`.
+        If two distributions have the same graph and every path has a finite score, this method returns the paths in the
+        same order for both. Raises ``ValueError`` if the members of a batch have different numbers of paths. To list
+        only paths of positive probability, use :meth:`support_paths`, which pads the lists of a batch.
 
         Args:
             expand: If True (the default), the result has the batch shape. If False, each batch dimension has size 1,
@@ -735,7 +758,7 @@ class PathDistribution(Distribution):
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Return this distribution on another device or in another floating point dtype.
 
-        The arguments are the arguments of ``torch.Tensor.to``.
+        This method takes the same arguments as ``torch.Tensor.to``.
 
         >>> import bellmax as bx
         >>> bx.Chain(torch.zeros(3, 2, 2)).to(torch.float64).value.dtype

@@ -11,11 +11,17 @@ from bellmax.series.routes import describe_routes
 
 @answers_near_misses
 def backend_info(device: str | torch.device = "cpu", *, routes: bool = False) -> dict[str, str]:
-    """Return a dictionary with the backend that runs on a device, and the backends that are available.
+    """Return a dictionary that tells which backend runs on a device, and which backends are available.
 
-    The key ``str(device)`` contains the name of the backend for every Ω that bellmax provides. The keys "native" and
-    "triton" tell whether these backends are available. "instructions" is the instruction set of the compiled kernels,
-    and "threads" is the number of threads. The backends are:
+    The dictionary has these keys:
+
+    - the name of the device, for example "cpu": the name of the backend that runs there, for every Ω that bellmax
+      provides;
+    - "native" and "triton": the state of these two backends, for example whether they are available;
+    - "instructions": the processor instruction set of the compiled kernels;
+    - "threads": the number of CPU threads.
+
+    The backends are:
 
     - ``native``: compiled kernels on the CPU;
     - ``triton``: kernels for GPUs;
@@ -24,8 +30,9 @@ def backend_info(device: str | torch.device = "cpu", *, routes: bool = False) ->
 
     Args:
         device: The device, default "cpu".
-        routes: If True, add the key "dtw_routes". Its text lists the methods by which ``bx.dtw`` and ``bx.dtw_cdist``
-            compute pairs of series on this device. The first method whose conditions all hold is used. Default False.
+        routes: If True, add the key "dtw_routes". Its value is a text that lists the algorithms of ``bx.dtw`` and
+            ``bx.dtw_cdist`` on this device, with conditions. A call uses the first algorithm in the list whose
+            conditions all hold. Default False.
 
     >>> import bellmax as bx
     >>> sorted(bx.backend_info())

@@ -1,4 +1,4 @@
-"""Export of :meth:`bellmax.nn.CRF.decode` to ONNX, to run without torch and bellmax.
+"""Export of :meth:`bellmax.nn.CRF.decode` to ONNX. The exported model runs without torch and bellmax.
 
 The module needs the package ``onnxscript``, as :func:`torch.onnx.export` does.
 """
@@ -18,9 +18,10 @@ op: Any = opset18  # Any: its annotations exclude Python numbers, which it accep
 def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     """Return the argument ``custom_translation_table`` for :func:`torch.onnx.export`.
 
-    The table translates ``CRF.decode``, and ``best_sequence`` of chains from :meth:`bellmax.Chain.from_scores`. Both
-    may have a mask, lengths or neither. The batch size and the number of steps can be dynamic. onnxruntime needs at
-    least one step. The exported graph adds scores in float64 and does not validate them.
+    The table translates two methods: ``CRF.decode``, and ``best_sequence`` of chains from
+    :meth:`bellmax.Chain.from_scores`. You can export both methods with a mask, with lengths, or with neither of them.
+    The batch size and the number of steps can be dynamic. onnxruntime needs at least one step. The exported graph adds
+    up scores in float64 and does not check them, for example for NaN.
     """
     return {torch.ops.bellmax.topk.default: _topk}
 

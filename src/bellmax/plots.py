@@ -105,15 +105,15 @@ def alignment(
     y: Tensor | NDArray[np.floating] | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw the expected alignment of two series and the alignment of least cost, and return the axes.
+    """Draw the expected alignment of two series and the alignment with the lowest cost, and return the axes.
 
     Darker cells are more probable. Cells with positive probability have a border. Cells with probability 0 are white.
-    Figure 1 of the paper is drawn in this way.
+    The figure resembles figure 1 of Mensch and Blondel (2018).
 
     Args:
         dtw: A :class:`bellmax.DTW` without batch dimensions.
-        x: The first series, (N,) or (N, D), drawn on the left from top to bottom. Not drawn if None.
-        y: The second series, (M,) or (M, D), drawn above. Not drawn if None.
+        x: The first series, (N,) or (N, D), drawn on the left of the alignment, from top to bottom. Not drawn if None.
+        y: The second series, (M,) or (M, D), drawn above the alignment. Not drawn if None.
         ax: The axes to draw on. Default None: a new figure.
 
     >>> import bellmax as bx

@@ -123,27 +123,32 @@ class _Argmax(Function):
 
 
 class Regularizer:
-    """Base class of the regularizers Ω, functions on the simplex that smooth the max.
+    """Base class of the regularizers Ω.
 
-    To write your own Ω, which must be strongly convex, subclass :class:`Regularizer` and define three methods *for γ =
-    1, along the last dimension*:
+    A regularizer is a function of a probability vector q that smooths the max: max_Ω(x) is the maximum over q of ⟨q, x⟩
+    − Ω(q).
 
-    - ``penalty(q)`` returns Ω(q), from shape (..., D) to (...).
-    - ``project(x)`` returns the maximizer q of ⟨q, x⟩ − Ω(q), shape (..., D). x has maximum 0 and may contain −∞.
-    - ``jacobian_product(q, y)`` returns J_Ω(q) y: the derivative of ``project`` along y, at an x with ``project(x)`` =
-      q.
+    To write your own Ω, subclass :class:`Regularizer`. Your Ω must be strongly convex. Define these three methods for γ
+    = 1. Each method works along the last dimension:
+
+    - ``penalty(q)`` returns Ω(q). If q has shape (..., D), the result has shape (...).
+    - ``project(x)`` returns the q that maximizes ⟨q, x⟩ − Ω(q). Both x and q have shape (..., D). The base class shifts
+      x before the call, so the maximum of x is 0. Some entries of x may be −∞.
+    - ``jacobian_product(q, y)`` returns the derivative of ``project`` in the direction y, of shape (..., D). The
+      derivative is taken at a point x for which ``project(x)`` returned q.
 
     The base class derives the other methods: ``max``, ``argmax``, ``min``, ``argmin`` and their derivatives of any
-    order. Every dynamic program of this library accepts such an Ω, and runs it in plain torch (the reference backend).
+    order. Every dynamic program of bellmax accepts your Ω. It then runs in plain torch, on the reference backend.
     Test the three methods with :func:`bellmax.check_regularizer`.
 
-    Two regularizers are equal if they have the same class and equal parameters. A tensor γ equals only itself.
+    Two regularizers are equal if they have the same class and equal parameters. If γ is a tensor, both regularizers
+    must hold the same tensor object.
 
     Args:
-        gamma: The smoothing strength γ > 0, default 1. A tensor can be learned. It must broadcast to the shape of x
-            without ``dim``, or to the batch shape of a dynamic program.
+        gamma: The smoothing strength γ > 0, default 1. A tensor can be learned. A tensor must broadcast to the shape
+            that the result has: the shape of x without the dimension ``dim``, or the batch shape of a dynamic program.
 
-    For example, the Gini entropy of sparsemax:
+    This example defines the Ω of sparsemax, the negative Gini entropy:
 
     >>> class Gini(Regularizer):
     ...     def penalty(self, q):
@@ -167,25 +172,37 @@ class Regularizer:
         self.gamma = gamma
 
     def penalty(self, q: Tensor) -> Tensor:
-        """Return Ω(q) for γ = 1: (..., D) → (...)."""
+        """Return the penalty Ω(q) at γ = 1 of each probability vector q.
+
+        The vectors lie along the last dimension: if q has the shape (..., D), the result has the shape (...).
+        """
         raise NotImplementedError(f"{type(self).__name__} must define penalty(q), which is Ω(q) at γ = 1")
 
     def project(self, x: Tensor) -> Tensor:
-        """Return ∇max_Ω(x) for γ = 1 and max(x) = 0: (..., D) → (..., D)."""
+        """Return the gradient ∇max_Ω(x) at γ = 1 along the last dimension, given an x with maximum 0.
+
+        The gradient is the probability vector q that maximizes ⟨q, x⟩ − Ω(q). It has the shape of x, (..., D).
+        """
         raise NotImplementedError(f"{type(self).__name__} must define project(x), which is ∇max_Ω(x) at γ = 1")
 
     def jacobian_product(self, q: Tensor, y: Tensor) -> Tensor:
-        """Return J_Ω(q) y for γ = 1: (..., D), (..., D) → (..., D)."""
+        """Return the derivative of :meth:`project` in the direction y, at the point where its result is q.
+
+        The derivative is the product J_Ω(q) y, where J_Ω(q) is the Jacobian of :meth:`project` at γ = 1. The vectors q
+        and y and the result have the shape (..., D).
+        """
         name = type(self).__name__
         raise NotImplementedError(f"{name} must define jacobian_product(q, y), the derivative of project along y")
 
     @property
     def kernel(self) -> Kernel | None:
-        """The compiled version of this Ω at γ = 1, or None if it exists only in Python."""
+        """An identifier of the compiled code for this Ω, or None if this Ω is only written in Python."""
         return None
 
     def max(self, x: Tensor, dim: int = -1) -> Tensor:
-        """Return max_Ω(x) along ``dim``. Entries of −∞ are ignored. A row that is all −∞ gives −∞.
+        """Return the smoothed max, max_Ω(x), along ``dim``.
+
+        Entries of −∞ are ignored. If all entries are −∞, the result is −∞.
 
         >>> Negentropy().max(torch.tensor([0.0, 0.0, -torch.inf]))
         tensor(0.6931)
@@ -194,7 +211,9 @@ class Regularizer:
         return multiply_by_gamma(value, self.gamma)
 
     def argmax(self, x: Tensor, dim: int = -1) -> Tensor:
-        """Return ∇max_Ω(x) along ``dim``: a probability vector, or zeros for a row that is all −∞.
+        """Return the gradient of the smoothed max of x along ``dim``.
+
+        The gradient is a probability vector. If all entries of x are −∞, it is 0.
 
         >>> SquaredL2().argmax(torch.tensor([1.5, 1.0, 0.0]))
         tensor([0.7500, 0.2500, 0.0000])
@@ -203,15 +222,18 @@ class Regularizer:
         return q.movedim(-1, dim).to(x.dtype)
 
     def min(self, x: Tensor, dim: int = -1) -> Tensor:
-        """Return min_Ω(x) = −max_Ω(−x) along ``dim``. Entries of +∞ are ignored."""
+        """Return the smoothed min, min_Ω(x) = −max_Ω(−x), along ``dim``. Entries of +∞ are ignored."""
         return -self.max(-x, dim)
 
     def argmin(self, x: Tensor, dim: int = -1) -> Tensor:
-        """Return ∇min_Ω(x) = ∇max_Ω(−x) along ``dim``."""
+        """Return the gradient of the smoothed min of x along ``dim``. It equals ``argmax(-x, dim)``."""
         return self.argmax(-x, dim)
 
     def hessian_product(self, q: Tensor, z: Tensor, dim: int = -1) -> Tensor:
-        """Return ∇²max_Ω(x) z along ``dim``, given q = ∇max_Ω(x). For min_Ω, negate the result.
+        """Return the Hessian of the smoothed max of x times z, along ``dim``.
+
+        Instead of x, pass q, the result of ``argmax(x)``. For the smoothed min, pass the result of ``argmin(x)``, and
+        negate the result.
 
         >>> q = Negentropy().argmax(torch.zeros(2))
         >>> Negentropy().hessian_product(q, torch.tensor([1.0, 0.0]))
@@ -222,18 +244,29 @@ class Regularizer:
         return product.movedim(-1, dim)
 
     def log_argmax(self, x: Tensor) -> Tensor:
-        """Return log ∇max_Ω(x) for γ = 1 along the last dimension, −∞ outside the support."""
+        """Return the logarithm of the gradient ∇max_Ω(x) at γ = 1 along the last dimension.
+
+        If an entry of the gradient is 0, its logarithm is −∞.
+        """
         q: Tensor = _Argmax.apply(x, self)
         is_zero = q == 0
         return q.masked_fill(is_zero, 1).log().masked_fill(is_zero, -math.inf)
 
     def log_argmax_jvp(self, q: Tensor, y: Tensor) -> Tensor:
-        """Return (J_Ω(q) y)/q for γ = 1: the derivative of :meth:`log_argmax` applied to y, 0 outside the support."""
+        """Return the directional derivative of :meth:`log_argmax` along y, for γ = 1.
+
+        ``q`` is the argmax. If all entries of q are positive, the result is J_Ω(q) y, divided by q.
+        :meth:`jacobian_product` computes J_Ω(q) y.
+        """
         is_zero = q == 0
         return (self.jacobian_product(q, y) / q.masked_fill(is_zero, 1)).masked_fill(is_zero, 0)
 
     def log_argmax_vjp(self, q: Tensor, y: Tensor) -> Tensor:
-        """Return J_Ω(q) (y/q) for γ = 1: the transposed derivative of :meth:`log_argmax` applied to y."""
+        """Return the vector–Jacobian product of :meth:`log_argmax` with y, for γ = 1.
+
+        ``q`` is the argmax. If all entries of q are positive, the result is J_Ω(q) applied to y/q.
+        :meth:`jacobian_product` applies J_Ω(q).
+        """
         is_zero = q == 0
         return self.jacobian_product(q, (y / q.masked_fill(is_zero, 1)).masked_fill(is_zero, 0))
 
@@ -296,9 +329,10 @@ def _power_jacobian_product(q: Tensor, y: Tensor, exponent: float) -> Tensor:
 
 
 class Negentropy(Regularizer):
-    """The negative entropy Ω(q) = γ Σ q log q, which turns the max into a log-sum-exp and its gradient into a softmax.
+    """The negative entropy Ω(q) = γ Σ q log q, whose smoothed max is the log-sum-exp.
 
-    The smoothed max is max_Ω(x) = γ log Σ exp(x/γ). The name "negentropy" stands for this Ω.
+    The formula of the smoothed max is max_Ω(x) = γ log Σ exp(x/γ), and its gradient with respect to x is the softmax of
+    x/γ. To select this Ω by name, pass ``omega="negentropy"``.
 
     >>> Negentropy(gamma=0.5).max(torch.tensor([1.0, 1.0]))
     tensor(1.3466)
@@ -331,14 +365,16 @@ class Negentropy(Regularizer):
 
 
 class Tsallis(Regularizer):
-    """The Tsallis regularizer with exponent 1 < α ≤ 2. Its argmax is the sparse function α-entmax.
+    """The Tsallis regularizer with exponent 1 < α ≤ 2.
 
-    Its formula is Ω(q) = γ (Σ q^α − 1)/(α(α − 1)), which is 0 at the vertices of the simplex. The name "entmax" stands
-    for α = 1.5, and "sparsemax" for α = 2. As α → 1, Ω tends to :class:`Negentropy`. For α = 2, Ω is :class:`SquaredL2`
-    minus γ/2.
+    Its argmax is the function α-entmax, which can set entries to exactly 0.
+
+    Its formula is Ω(q) = γ (Σ q^α − 1)/(α(α − 1)). If one entry of q is 1 and the others are 0, Ω(q) is 0. The name
+    "entmax" stands for α = 1.5, and "sparsemax" for α = 2. As α → 1, Ω tends to :class:`Negentropy`. For α = 2, Ω is
+    :class:`SquaredL2` minus γ/2.
 
     Args:
-        alpha: The exponent α, default 1.5. A smaller α gives more nonzero entries.
+        alpha: The exponent α, default 1.5. With a smaller α, more entries of the argmax are nonzero.
         gamma: The smoothing strength γ > 0, default 1.
 
     >>> Tsallis(alpha=1.5).argmax(torch.tensor([1.0, 0.0, -4.0]))
@@ -378,12 +414,14 @@ class Tsallis(Regularizer):
 
 
 class SquaredL2(Tsallis):
-    """The sparse regularizer of the paper, Ω(q) = γ/2 ‖q‖², which also penalizes long paths.
+    """The regularizer Ω(q) = γ/2 ‖q‖², which gives sparse probabilities and also penalizes long paths.
 
-    Prefer ``Tsallis(2)``, by name "sparsemax", which is ``SquaredL2`` minus γ/2. Both have the same argmax: the
-    projection of x/γ on the simplex. But ``SquaredL2`` is γ/2 at a vertex of the simplex, and ``Tsallis(2)`` is 0. So
-    under ``SquaredL2``, each node of a path subtracts γ/2 from the score of the path, and longer paths score lower. The
-    name "l2" stands for this Ω.
+    The name "l2" stands for this Ω. It is the sparse regularizer of Mensch and Blondel (2018). In new code, prefer
+    "sparsemax", which is ``Tsallis(2)``. Its Ω is the Ω of ``SquaredL2`` minus γ/2, and both have the same argmax.
+
+    The difference γ/2 matters in a dynamic program. If one entry of q is 1 and the others are 0, ``SquaredL2`` is γ/2,
+    and ``Tsallis(2)`` is 0. Under ``SquaredL2``, each node of a path therefore subtracts γ/2 from the score of the
+    path, which lowers the score of a long path more.
 
     >>> SquaredL2().max(torch.tensor([1.0, 0.0])), Tsallis(2).max(torch.tensor([1.0, 0.0]))
     (tensor(0.5000), tensor(1.))
@@ -407,8 +445,8 @@ class SquaredL2(Tsallis):
 class Hard(Regularizer):
     """No regularization: the ordinary max, as in the Viterbi algorithm.
 
-    Ω is 0. The gradient of the max is one-hot at the first maximum, and the Hessian of the max is 0. The name "hard"
-    stands for this Ω.
+    Ω is 0. The gradient of the max is 1 at the first largest entry and 0 at all other entries. The Hessian of the max
+    is 0. To select this Ω by name, pass ``omega="hard"``.
 
     >>> Hard().argmax(torch.tensor([1.0, 3.0, 3.0]))
     tensor([0., 1., 0.])

@@ -42,10 +42,10 @@ _request = _Request()
 
 @contextmanager
 def use_backend(name: str) -> Iterator[None]:
-    """Return a context manager that selects the backend of all structures built inside the ``with``.
+    """Return a context manager that selects the backend of all structures that are built inside the ``with`` block.
 
-    A structure keeps the backend with which it was built. If the selected backend does not support the structure or its
-    Ω, another backend is used. If "native" is selected for tensors on a GPU, or "triton" for tensors on the CPU,
+    A structure keeps its backend after the block. If the selected backend does not support a structure or its Ω, the
+    structure uses another backend. If "native" is selected for tensors on a GPU, or "triton" for tensors on the CPU,
     building a structure raises ``ValueError``.
 
     Args:

@@ -1,10 +1,11 @@
-"""Drop-in replacements for classes and functions of other libraries, with their arguments and results.
+"""Drop-in replacements for classes and functions of other libraries: the arguments and results are the same.
 
 Only the import line changes: ``from torchcrf import CRF`` becomes ``from bellmax.compat.torchcrf import CRF``. The
-docstrings list all differences from the originals. The modules are :mod:`~bellmax.compat.torchcrf`,
-:mod:`~bellmax.compat.soft_dtw_cuda`, :mod:`~bellmax.compat.tslearn`, :mod:`~bellmax.compat.torch_struct`,
-:mod:`~bellmax.compat.entmax`, :mod:`~bellmax.compat.torch` (its CTC loss), :mod:`~bellmax.compat.torchaudio` and
-:mod:`~bellmax.compat.monotonic_align`. You do not need to install the library that a module replaces.
+docstrings list all differences from the replaced classes and functions. The modules are
+:mod:`~bellmax.compat.torchcrf`, :mod:`~bellmax.compat.soft_dtw_cuda`, :mod:`~bellmax.compat.tslearn`,
+:mod:`~bellmax.compat.torch_struct`, :mod:`~bellmax.compat.entmax`, :mod:`~bellmax.compat.torch` (its CTC loss),
+:mod:`~bellmax.compat.torchaudio` and :mod:`~bellmax.compat.monotonic_align`. You do not need to install the library
+that a module replaces.
 """
 
 from importlib import import_module

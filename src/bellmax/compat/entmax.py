@@ -1,7 +1,7 @@
 """A replacement for ``entmax`` 1.3: sparsemax, 1.5-entmax and α-entmax.
 
-Differences from the original: if a row is all −∞, the result is 0, where the original crashes or gives NaN. Second
-derivatives, ``torch.func`` and forward mode work.
+Differences from ``entmax``: if all entries of a row are −∞, the result is 0. In this case, ``entmax`` crashes or gives
+NaN. Second derivatives, ``torch.func`` and forward mode work.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ __all__ = ["Entmax15", "EntmaxBisect", "Sparsemax", "entmax15", "entmax_bisect",
 def sparsemax(X: Tensor, dim: int = -1, k: int | None = None) -> Tensor:  # noqa: N803  the original's names
     """Return sparsemax of X along ``dim``, of X's shape: the projection of X on the simplex.
 
-    Unlike in the original, the result of a row that is all −∞ is 0. Second derivatives, ``torch.func`` and forward mode
-    work.
+    If all entries of a row are −∞, the result is 0, unlike in ``entmax``. Second derivatives, ``torch.func`` and
+    forward mode work.
 
     Args:
         X: A floating point tensor of any shape.
         dim: The dimension to normalize, default the last.
-        k: Ignored. In the original, it is a guess of the support size, which does not change the result.
+        k: Ignored. ``entmax`` uses it as a guess of the number of nonzero entries, which does not change the result.
 
     >>> import torch
     >>> sparsemax(torch.tensor([1.5, 1.0, 0.0]))
@@ -50,8 +50,8 @@ def entmax_bisect(
 ) -> Tensor:
     """Return α-entmax of X along ``dim``, of X's shape, to the precision of its dtype.
 
-    Unlike in the original, all rows share one α. A tensor ``alpha`` with several values, or one that requires a
-    gradient, raises ``ValueError``.
+    Unlike in ``entmax``, all rows have the same α. Raises ``ValueError`` if ``alpha`` is a tensor with several values,
+    or a tensor that requires a gradient.
 
     Args:
         X: A floating point tensor of any shape.

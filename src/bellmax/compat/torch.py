@@ -32,8 +32,9 @@ def ctc_loss(
 
     Differences from torch:
 
-    - The gradient is the derivative of the loss with respect to ``log_probs``. torch adds exp(log_probs) to it. If
-      ``log_probs`` is the output of ``log_softmax``, the additional term cancels, and both gradients agree.
+    - The gradient is the derivative of the loss with respect to ``log_probs``. torch adds exp(log_probs) to this
+      derivative. If ``log_probs`` is the output of ``log_softmax``, the term that torch adds has no effect on the
+      gradient of the logits.
     - The loss is differentiable to any order, and by forward mode.
     - Log-probabilities may be −∞. A target without an alignment has loss +∞ and gradient 0, not NaN.
     - A blank, or a label out of range, in the targets raises ``ValueError``. Padding is not checked.
@@ -46,8 +47,8 @@ def ctc_loss(
             one sequence.
         target_lengths: The number of labels of each sequence, (N,), or one number for one sequence.
         blank: The class of the blank, default 0.
-        reduction: "none" for the shape (N,), "sum", or "mean" (the default): each loss is divided by the number of its
-            labels, at least 1, and averaged over the batch.
+        reduction: "none" for the shape (N,), "sum", or "mean" (the default): each loss is divided by the number of
+            labels of its target (by 1 if the target is empty), and the results are averaged over the batch.
         zero_infinity: If True, replace infinite losses by 0. Default False.
 
     >>> log_probs = torch.zeros(4, 2, 3).log_softmax(-1).requires_grad_()  # four frames, two sequences

@@ -1,7 +1,8 @@
 """A replacement for ``torch_struct`` 0.5: its distributions over chains, segments, alignments and trees.
 
-Two classes are missing. No dynamic program computes the sum over trees of ``NonProjectiveDependencyCRF``. Instead of
-``SentCFG``, build a :class:`bellmax.Hypergraph` with one edge per rule.
+Two classes of ``torch_struct`` are missing. ``NonProjectiveDependencyCRF`` is missing because no dynamic program
+computes its sum over trees. Instead of ``SentCFG``, build a :class:`bellmax.Hypergraph` with one edge for each rule of
+the grammar.
 """
 
 from __future__ import annotations
@@ -250,9 +251,9 @@ class HMM(LinearChainCRF):
 class SemiMarkovCRF(StructDistribution):
     """Sequences of N positions, where some positions have a state out of C, in torch-struct's event layout.
 
-    The first and the last position have a state. A step leads from a position with a state to the next one, at most
-    K − 1 positions later. Its score is ``log_potentials[:, position, distance, next state, state]``. Scores with
-    distance 0 are ignored.
+    The first and the last position have a state. A step leads from a position with a state to the next position with a
+    state, at most K − 1 positions later. The score of a step is ``log_potentials[:, position, distance, next state,
+    state]``. Scores with distance 0 are ignored.
 
     In addition to the differences of :class:`StructDistribution`:
 

@@ -147,8 +147,8 @@ def rnnt_loss(
         logit_lengths: The number of frames of each sequence, integers (B,).
         target_lengths: The number of labels of each sequence, integers (B,).
         blank: The class of the blank. A negative value counts from the end, so the default −1 is V − 1.
-        clamp: The bound of the gradient. If positive, the gradient of the loss of each sequence is clamped to [−clamp,
-            clamp], and there is no second derivative. Default −1, no bound.
+        clamp: If positive, each entry of the gradient of the loss of each sequence is clamped to the interval [−clamp,
+            clamp], and second derivatives are not available. Default −1, no clamping.
         reduction: The reduction over the batch: "none", "mean" (the default) or "sum".
         fused_log_softmax: If True (the default), normalize the logits by a log-softmax. If False, the logits must be
             log-probabilities.

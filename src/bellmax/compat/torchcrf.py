@@ -19,8 +19,8 @@ class CRF(nn.Module):
 
     Differences from the original:
 
-    - A mask may have any dtype. Gaps in a mask are skipped. (The original scores the tag in a gap as the previous tag,
-      and reads the last tag at the wrong step.)
+    - A mask may have any dtype. If a mask has gaps (masked steps between unmasked steps), the gaps are skipped. (The
+      original scores the tag in a gap as the previous tag, and reads the last tag at the wrong step.)
     - A tag out of range, including a negative tag, raises ``ValueError``. Masked tags are ignored. NaN emissions raise
       ``ValueError``.
     - States that no path reaches get zero gradients, not NaN. If no path exists, ``decode`` returns an empty list.

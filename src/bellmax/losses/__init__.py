@@ -2,20 +2,21 @@
 
 All losses are at least 0. The only exception is :func:`expected_cost`, which can be negative if costs are negative.
 
-A loss takes a distribution over paths ``p`` and a target. The target has one of these forms:
+A loss takes a distribution over paths ``p`` and a target, the correct path or a set of correct paths. The target has
+one of these forms:
 
 - a path in the decoded form of ``p``, which :meth:`PathDistribution.decode` returns: integers such as tags, index
   pairs, segments, spans or heads, or nested lists of edge numbers for hypergraphs;
 - a path as an event: a 0/1 tensor of the shape of the potentials, bool or floating point;
-- a set of paths (partial labels): a 0/1 tensor of the shape of the potentials, which allows every path that only uses
-  entries with a 1;
+- a set of paths (partial labels): a 0/1 tensor of the shape of the potentials. The set contains every path that only
+  uses entries with a 1;
 - for chains, states (..., T) int64, or allowed states (..., T, S) bool. The state −1 allows any state. The state −100
-  masks its step, as if ``p`` were built without the step;
-- for a :class:`TreeModel`, labels (..., V) int64, where −1 and −100 allow any label;
+  masks its step: the loss is computed as if the sequence did not contain this step;
+- for a :class:`TreeModel`, labels (..., V) int64, where −1 or −100 allows any label;
 - for dependency trees, heads (..., n) int64, where −1 allows any head;
 - for hypergraphs and lattices, the number of times that a derivation or a path uses each weight.
 
-Targets at masked steps and in the padding are ignored. If ``p`` has no path within the target, a loss raises
+Targets at masked steps and in the padding are ignored. If the target allows no path of ``p``, a loss raises
 ``ValueError``.
 
 The argument ``reduction`` has these values:

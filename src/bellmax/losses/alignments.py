@@ -15,15 +15,16 @@ from bellmax.tensors import promote_half
 
 @answers_near_misses
 def alignment_area(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> Tensor:
-    """Return the area between the expected alignment of a :class:`DTW` and a target alignment (section 5.3).
+    """Return the area between the expected alignment of a :class:`DTW` and a target alignment.
 
-    The loss is ‖L(Y − Y_true)ᵀ‖²_F, where L is the lower triangular matrix of ones and Y is the expected alignment. It
-    compares the cumulative sums of Y and Y_true along each row. It is convex in Y. If both alignments have one cell in
-    each row, the loss is N times their :func:`mean_absolute_deviation`.
+    Let Y be the expected alignment and Y_true the target, as matrices (N, M). Let A and A_true be the cumulative sums
+    of Y and Y_true along each row. The loss is the sum of the squared entries of A − A_true. The loss is convex in Y.
+    If both alignments have exactly one cell in each row, the loss is the number of cells between them, which is N times
+    their :func:`mean_absolute_deviation`. The loss is from section 5.3 of Mensch and Blondel (2018).
 
     Args:
         p: The :class:`DTW` distribution.
-        target: An alignment: an event (..., N, M), or index pairs (..., L, 2) int64 padded with −1.
+        target: The target alignment: an event (..., N, M), or index pairs (..., L, 2) int64 padded with −1.
         reduction: The reduction over the batch: "none", "mean" (the default) or "sum".
 
     >>> import bellmax as bx
@@ -44,16 +45,17 @@ def alignment_area(p: PathDistribution, target: Tensor, *, reduction: str = "mea
 
 @answers_near_misses
 def mean_absolute_deviation(a: Tensor, b: Tensor) -> Tensor:
-    """Return the distance of two alignments along the columns, averaged over the rows, of the batch shape.
+    """Return the distance between the columns of two alignments, averaged over the rows, a tensor of the batch shape.
 
-    In each row, the distance is the absolute difference between the mean column indices of the two alignments. If each
-    row of both alignments has one cell, such as one note for each frame of a recording, the result is
-    :func:`alignment_area` divided by the number of rows. Otherwise, the results of the two functions differ, since the
-    area also depends on the number of cells in each row.
+    In each row, each alignment has a mean column index: the mean of the columns, weighted by the entries of the
+    alignment. The distance in this row is the absolute difference of the two mean indices. If each row of both
+    alignments has exactly one cell, the result is :func:`alignment_area` divided by the number of rows. If a row has
+    several cells, this relation need not hold.
 
     Args:
-        a: An alignment (..., N, M), 0/1 or soft, or index pairs (..., L, 2) int64 padded with −1.
-        b: The other alignment, in either form. Rows in which neither alignment has a cell do not count.
+        a: The first alignment: a matrix (..., N, M) of 0 and 1, an expected alignment (..., N, M), or index pairs (...,
+            L, 2) int64 padded with −1.
+        b: The second alignment, in any of these forms. Rows in which neither alignment has a cell do not count.
 
     >>> mean_absolute_deviation(torch.tensor([[0, 0], [1, 0], [2, 1]]), torch.tensor([[0, 0], [1, 1], [2, 1]]))
     tensor(0.3333)

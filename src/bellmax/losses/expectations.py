@@ -18,21 +18,24 @@ from bellmax.tensors import divide_by_gamma, without_rounding_below_zero
 
 @answers_near_misses
 def relaxed(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> Tensor:
-    """Return the distance of the expected path from the target, Δ(target, ∇DP_Ω(θ)) in sections 5.1 and 5.2.
+    """Return the distance of the expected path from the target.
 
-    The loss is not convex. Its formula depends on the structure. E is the expected path, and Y is the target path:
+    The loss is not convex. It is from sections 5.1 and 5.2 of Mensch and Blondel (2018). Its formula depends on the
+    structure. In the formulas, E is the expected path, and Y is the target path:
 
-    - Chains: for negentropy, the sum over the unmasked steps of KL(target ‖ marginals). For every other Ω, it is the
-      sum of ½‖target − marginals‖², since KL could be infinite. If a step allows several states, its target is the
-      distribution over these states that is nearest to the marginals. If a step allows all states, it adds 0.
-    - :class:`DTW`: for negentropy, the sum over all cells of the binary KL divergence between "visited in Y" and
-      P(visited). For every other Ω, it is ½‖E − Y‖².
-    - All other structures: for negentropy, −Σ log E over the entries that the target path uses. For every other Ω, it
+    - Chains: a sum over the unmasked steps. Each step adds a distance between its target, a distribution over the
+      states, and its marginals. For negentropy, the distance is the Kullback–Leibler divergence KL(target ‖ marginals).
+      For every other Ω, KL could be infinite, and the distance is ½‖target − marginals‖². If a step allows several
+      states, its target is the distribution over these states that is nearest to the marginals. If a step allows all
+      states, it adds 0.
+    - :class:`DTW`: for negentropy, a sum over all cells. A cell adds −log E if Y visits the cell, and −log(1 − E) if Y
+      does not. For every other Ω, the loss is ½‖E − Y‖².
+    - All other structures: for negentropy, the sum of −log E over the entries that Y uses. For every other Ω, the loss
       is ½‖E − Y‖².
 
-    For structures other than chains, the target must be one path. Logarithms stay finite: the probability of an entry
-    is at least the smallest normal number of its dtype, and the probability that a cell is not visited is at least the
-    machine epsilon.
+    For structures other than chains, the target must be one path. The logarithms are always finite, because smaller
+    arguments are replaced by a minimum. For E, the minimum is the smallest normal number of its dtype. For 1 − E, it is
+    the machine epsilon.
 
     Args:
         p: The distribution over paths.
@@ -63,12 +66,14 @@ def relaxed_of(p: PathDistribution, target: Tensor, reduction: str, name: str, i
 
 @answers_near_misses
 def expected_cost(p: PathDistribution, cost: Tensor, *, reduction: str = "mean") -> Tensor:
-    """Return the expected cost ⟨∇DP_Ω(θ), C⟩ of a random path of p, for minimum risk training.
+    """Return the expected cost of a random path of p, for minimum risk training.
+
+    The expected cost is ⟨E, C⟩, where E is the expected path of p.
 
     Args:
         p: The distribution over paths.
-        cost: The cost C of each entry, of the shape of the potentials, or (..., T, S) for chains. The cost may be ∞ at
-            entries that p uses with probability 0.
+        cost: The cost C of each entry, a tensor of the shape of the potentials. For chains, also the cost of each state
+            (..., T, S). The cost of an entry may be ∞ if p uses this entry with probability 0.
         reduction: "none", "mean" (the default), "sum" or "token_mean", as described in :mod:`bellmax.losses`.
 
     >>> import torch, bellmax as bx
@@ -85,9 +90,10 @@ def expected_cost(p: PathDistribution, cost: Tensor, *, reduction: str = "mean")
 def path_nll(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> Tensor:
     """Return the negative log-likelihood of the target under p, −log p(target).
 
-    For partial labels, p(target) is the total probability of all paths within the target. Under negentropy, the loss is
-    :func:`surrogate` divided by γ. Under another Ω, the loss is not convex. If the target has probability 0 under a
-    sparse Ω, the loss is +∞ without a gradient. In this case, start the training with :func:`surrogate`.
+    If the target is a set of paths (partial labels), p(target) is the total probability of these paths. Under
+    negentropy, the loss is :func:`surrogate` divided by γ. Under another Ω, the loss is not convex. Under a sparse Ω,
+    the target can have probability 0. The loss is then +∞ and gives no gradient. To avoid infinite losses, train with
+    :func:`surrogate` until the targets have positive probability.
 
     Args:
         p: The distribution over paths.

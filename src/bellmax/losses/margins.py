@@ -19,23 +19,27 @@ from bellmax.tensors import without_rounding_below_zero
 def surrogate(p: PathDistribution, target: Tensor, cost: Tensor | None = None, *, reduction: str = "mean") -> Tensor:
     """Return the surrogate loss, the usual training loss for every structure and every Ω.
 
-    Under negentropy and without a cost C, it is γ times the negative log-likelihood of the target. In general, the loss
-    is DP_Ω(θ + C) − DP_Ω(θ restricted to the target) ≥ 0 (section 5.1 of the paper). It is convex in θ if the target is
-    one path, but not in general for partial labels.
+    Under negentropy and without the argument ``cost``, the loss is γ times the negative log-likelihood of the target.
+    In general, the loss is DP_Ω(θ + C) − DP_Ω(θ restricted to the target) ≥ 0. Here DP_Ω(θ) is the value of the program
+    with potentials θ, and C is ``cost``. "Restricted" means that all other paths are forbidden. If the target is one
+    path, the loss is convex in θ. If it is a set of paths, the loss is in general not convex.
 
     For DTW, θ are costs, and the loss is DTW_Ω(θ restricted to the target) − DTW_Ω(θ − C). If the cells of a DTW target
-    form one alignment, the restriction contains only this alignment. It does not contain alignments that replace two
-    moves by a diagonal move.
+    form one alignment, only this alignment is allowed. Shorter alignments through some of its cells, which replace two
+    moves by a diagonal move, are forbidden.
 
-    Instead of the second term, the paper subtracts the score ⟨Y, θ⟩ of the target path Y. The two differ by a constant,
-    the sum of Ω along the path. With this constant, the minimum of the loss is 0 under :class:`SquaredL2`, too.
+    Mensch and Blondel (2018, section 5.1) define the loss for one target path Y. They subtract its score ⟨Y, θ⟩ instead
+    of DP_Ω(θ restricted to the target). The two losses differ by a constant, the sum of Ω along the path. This constant
+    is 0 for every Ω of bellmax except :class:`SquaredL2`. Under :class:`SquaredL2`, the minimum of the loss of bellmax
+    is 0, and the minimum of their loss is not 0.
 
     Args:
-        p: The distribution over paths, with its Ω.
+        p: The distribution over paths. The loss uses its Ω.
         target: The target, in one of the forms described in :mod:`bellmax.losses`.
-        cost: The cost C ≥ 0 of each entry, of the shape of the potentials, or (..., T, S) for chains, default 0. The
-            cost of a path is the margin by which its score must be below the target's score. C may contain NaN at
-            masked steps. The ``step_weights`` of a DTW also multiply C.
+        cost: The cost C ≥ 0 of each entry, default 0. The tensor has the shape of the potentials. For chains, it can
+            also have the shape (..., T, S) of the states. The cost of a path is a margin: the loss penalizes the path
+            unless the score of the target exceeds the score of the path by this cost. C may contain NaN at masked
+            steps. The ``step_weights`` of a DTW also multiply C.
         reduction: "none", "mean" (the default), "sum" or "token_mean", as described in :mod:`bellmax.losses`.
 
     >>> import bellmax as bx
@@ -71,8 +75,9 @@ def surrogate_of(
 def crf_nll(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> Tensor:
     """Return the loss of a conditional random field (CRF): γ times the negative log-likelihood of the target.
 
-    The loss is :func:`surrogate` under :class:`Negentropy` with the γ of ``p``, whatever the Ω of ``p``. For partial
-    labels, the likelihood is the total probability of all paths within the target.
+    The loss is computed under negentropy with the γ of ``p``, even if ``p`` has another Ω. It equals :func:`surrogate`
+    under negentropy. If the target is a set of paths (partial labels), the likelihood is the total probability of these
+    paths.
 
     Args:
         p: The distribution over paths.
@@ -92,9 +97,10 @@ def crf_nll(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> 
 def structured_hinge(
     p: PathDistribution, target: Tensor, weight: float | Tensor = 1.0, *, reduction: str = "mean"
 ) -> Tensor:
-    """Return the structured hinge loss, the loss of a max-margin model (structured SVM) with the Hamming distance.
+    """Return the structured hinge loss, the loss of a structured SVM with the Hamming distance as margin.
 
-    The loss is :func:`surrogate` under :class:`Hard` with :func:`hamming_cost` as the cost, whatever the Ω of ``p``.
+    The loss is :func:`surrogate` with the cost :func:`hamming_cost`. It is computed under :class:`Hard`, even if ``p``
+    has another Ω.
 
     Args:
         p: The distribution over paths.
@@ -113,7 +119,7 @@ def structured_hinge(
 def structured_perceptron(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> Tensor:
     """Return the loss of the structured perceptron: the score of the best path minus the score of the target.
 
-    It is :func:`surrogate` under :class:`Hard`, whatever the Ω of ``p``.
+    The loss is :func:`surrogate` under :class:`Hard`, even if ``p`` has another Ω.
 
     Args:
         p: The distribution over paths.
@@ -130,17 +136,19 @@ def structured_perceptron(p: PathDistribution, target: Tensor, *, reduction: str
 
 @answers_near_misses
 def hamming_cost(p: PathDistribution, target: Tensor, weight: float | Tensor = 1.0) -> Tensor:
-    """Return the cost of each mistake: 1 for each entry that is not in the target, 0 for the others.
+    """Return the cost of each mistake, for the Hamming distance: 1 for each entry that is not in the target, 0 for the
+    others.
 
-    The sum of these costs over the entries of a path is the number of its entries that are not in the target. The
-    result has the shape (..., T, S) of the states for chains, and the shape of the potentials for other structures.
+    If you add up these costs over the entries of a path, you get the number of its entries that are not in the target.
+    For chains, the entries are states, and the result has shape (..., T, S). For other structures, the result has the
+    shape of the potentials.
 
     Args:
         p: The distribution over paths.
-        target: The target, in one of the forms described in :mod:`bellmax.losses`. At steps that allow any state, and
-            at masked steps, the cost is 0.
-        weight: The weight of a mistake, default 1. Pass a number ≥ 0, or a tensor that broadcasts to the result, such
-            as (S,) with a weight for each wrong state.
+        target: The target, in one of the forms described in :mod:`bellmax.losses`. If a step of a chain allows any
+            state or is masked, the cost of all its states is 0.
+        weight: The weight of a mistake, default 1. Pass a number ≥ 0, or a tensor that broadcasts to the result. For
+            example, a tensor (S,) has one weight for each wrong state.
 
     >>> import bellmax as bx
     >>> hamming_cost(bx.Chain(torch.zeros(3, 2, 2)), torch.tensor([0, 1, -1]))

@@ -21,28 +21,31 @@ from bellmax.tensors import Gamma, Tensors, inner, promote_half, read_gamma
 
 
 class SegmentationAttention(Smoothed):
-    """Structured attention to segments of the keys, from a chain with two states per key.
+    """Structured attention to segments of adjacent keys, from a chain with two states for each key.
 
-    Each key is in state 1 (attended to) or in state 0. For a query z and keys x_1 … x_K, the potentials are
-    θ_t1j = s(x_t, z) + T_1j and θ_t0j = T_0j. Here s is a learned score, and T is a learned (2, 2)
-    ``[current, previous]`` matrix of transitions. The state before the first key is 0. The weights are the marginal
-    probabilities of state 1, divided by their sum. If the transitions favor staying in a state, the weights form
-    segments. The transitions are initialized to 0, which makes the keys independent.
+    For each query, a chain assigns state 1 (attended to) or state 0 to each key. The score of a sequence of states is a
+    sum of two kinds of terms. Each key x in state 1 adds s(x, z), a learned score of x and the query z. Each key also
+    adds the transition T[state of this key, state of the previous key]. T is a learned (2, 2) matrix, and the state
+    before the first key is 0.
 
-    If every key is masked, the weights of a query, its context and all gradients through them are 0. Under a sparse Ω,
-    all marginals can be 0. Then the weights, the context and the gradients are 0, too. A sum of marginals below about
-    1e-31 in float32 counts as 0.
+    The attention weight of a key is the marginal probability of its state 1, divided by the sum of these probabilities
+    over all keys. If T favors equal states of adjacent keys, the weights form segments. T is initialized to 0. The
+    states of the keys are then independent.
+
+    If every key is masked, the weights and the context of a query are 0, and no gradient passes through them. Under a
+    sparse Ω, state 1 can have probability 0 at every key. In this case, too, the weights, the context and the gradients
+    are 0. In float32, a sum of probabilities below about 1e-31 counts as 0.
 
     Args:
         query_size: The number of features of a query.
         key_size: The number of features of a key.
         omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
-            :class:`Regularizer`. The paper trains with γ = 2 for negentropy and γ = 10 for l2, since under l2 most
-            gradients are 0 if γ is small.
+            :class:`Regularizer`. Mensch and Blondel (2018) train with γ = 2 for negentropy and γ = 10 for l2. Under l2
+            with a small γ, most gradients are 0.
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
-        bilinear: If True (the default), s is the bilinear form z·W x of the paper. If False, s is the additive score
-            v·tanh(A z + B x + b) of Bahdanau et al. with ``key_size`` hidden units. It needs memory for every query,
-            key and hidden unit.
+        bilinear: If True (the default), the score s of a query z and a key x is the bilinear form z·W x. If False, s is
+            the additive score v·tanh(A z + B x + b) of Bahdanau et al. with ``key_size`` hidden units. The additive
+            score needs more memory: Q · K · ``key_size`` numbers for Q queries and K keys.
 
     >>> import bellmax as bx
     >>> _ = torch.manual_seed(0)
@@ -80,7 +83,10 @@ class SegmentationAttention(Smoothed):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialize the score at random (variance about 1 for features of variance 1) and the transitions to 0."""
+        """Draw the weights of the score at random, and set the transitions to 0.
+
+        If the features have variance 1, the scores have a variance of about 1.
+        """
         super().reset_parameters()
         if self.bilinear:
             nn.init.normal_(self.weight, std=(self.query_size * self.key_size) ** -0.5)
@@ -99,12 +105,13 @@ class SegmentationAttention(Smoothed):
             queries: Queries (..., Q, query_size).
             keys: Keys (..., K, key_size).
             values: Values (..., K, V), default the keys.
-            mask: A mask (..., K), bool or 0/1 integers, True at the keys to use. Masked keys and values may be NaN.
-                Their weights and gradients are 0. The keys before and after a masked key become neighbors.
+            mask: A mask (..., K), bool or 0/1 integers, True at the keys to use. Masked keys and values may be NaN. The
+                weights and gradients of masked keys are 0. The keys before and after a masked key become neighbors in
+                the chain.
 
         Returns:
-            The context (..., Q, V), which is the weighted sum of the values, and the weights (..., Q, K). The weights
-            of a query sum to 1, or are all 0.
+            A pair (context, weights). The context (..., Q, V) is the weighted sum of the values for each query. The
+            weights (..., Q, K) of a query sum to 1, or are all 0.
 
         """
         is_used = self._check(queries, keys, values, mask)
@@ -153,6 +160,7 @@ class SegmentationAttention(Smoothed):
         return is_used
 
     def extra_repr(self) -> str:
+        """Return the options of the module as text, for ``print(module)``."""
         return f"{self.query_size}, {self.key_size}, {super().extra_repr()}, bilinear={self.bilinear}"
 
 

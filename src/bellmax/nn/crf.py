@@ -25,25 +25,26 @@ _LOSSES = "surrogate", "relaxed"
 class CRF(Smoothed):
     """A linear-chain CRF layer, which learns transition scores, computes a loss and decodes tags.
 
-    The score of a sequence of tags is the sum of its emissions and of entries of three parameters.
+    The score of a sequence of tags is the sum of its emissions and of the scores in three parameters.
     ``transition_scores`` (S, S) ``[current, previous]`` scores adjacent tags. ``start_scores`` (S,) and ``end_scores``
     (S,) score the first and the last tag. The parameters are initialized to 0. By default, the layer is the usual CRF,
     and its loss is the negative log-likelihood.
 
-    In all methods, ``mask`` is bool or 0/1 integers (..., T), True at the steps to keep. The mask may have gaps (for
-    sub-words), and may begin with False (for left padding). The layer links the remaining steps directly. Instead of a
-    mask, you can pass ``lengths``: the number of steps to keep at the beginning, integers of the batch shape. Emissions
-    at masked steps are ignored.
+    In all methods, ``mask`` is a tensor (..., T), bool or 0/1 integers, True at the steps to keep. False values may be
+    between True values (for sub-words) or at the beginning (for left padding). The layer removes masked steps, so the
+    steps before and after them become neighbors. Instead of a mask, you can pass ``lengths``, integers of the batch
+    shape. The layer then keeps that many steps at the beginning of each sequence. Emissions at masked steps are
+    ignored.
 
     Args:
         num_tags: The number S of tags.
         omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
-            :class:`~bellmax.Regularizer`. If γ is a parameter, it is learned.
+            :class:`~bellmax.Regularizer`. If γ of the regularizer is an ``nn.Parameter``, it is learned.
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
-        constraints: The result of :func:`tag_constraints`, or a custom triple: bool transitions (S, S)
-            ``[current, previous]``, starts (S,) and ends (S,), True where allowed. Forbidden sequences are never
-            decoded and have probability 0. Constraints are configuration, so ``state_dict`` does not contain them.
-            Default None: all sequences are allowed.
+        constraints: The result of :func:`tag_constraints`, or your own triple of bool tensors, True where allowed:
+            transitions (S, S) ``[current, previous]``, first tags (S,) and last tags (S,). Forbidden sequences are
+            never decoded and have probability 0. ``state_dict`` does not contain the constraints. Pass them again if
+            you load a model. Default None: all sequences are allowed.
         loss: "surrogate" (the default) for :func:`bellmax.losses.surrogate`, or "relaxed" for
             :func:`bellmax.losses.relaxed`.
 
@@ -86,10 +87,11 @@ class CRF(Smoothed):
         self.end_scores = nn.Parameter(torch.zeros(num_tags))
 
     def reset_parameters(self) -> None:
-        """Set all scores to 0 and γ to its initial value, for a layer that was built on the meta device.
+        """Set all transition, start and end scores to 0 and γ to its initial value.
 
-        The library ``transformers`` builds models on the meta device. It calls ``_init_weights`` for weights that a
-        checkpoint lacks:
+        You need this method if the layer was built on the meta device, as in models of the library ``transformers``. If
+        a checkpoint does not contain the weights of the layer, ``transformers`` calls the method ``_init_weights`` of
+        the model. Define it as follows:
 
             def _init_weights(self, module):
                 super()._init_weights(module)
@@ -107,12 +109,12 @@ class CRF(Smoothed):
 
     @property
     def allowed_starts(self) -> Tensor:
-        """Mask (S,), True if a sequence may start with the tag."""
+        """Mask (S,), True for each tag with which a sequence may start."""
         return self._allowed.starts.to(self.transition_scores.device)
 
     @property
     def allowed_ends(self) -> Tensor:
-        """Mask (S,), True if a sequence may end with the tag."""
+        """Mask (S,), True for each tag with which a sequence may end."""
         return self._allowed.ends.to(self.transition_scores.device)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
@@ -131,6 +133,7 @@ class CRF(Smoothed):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:
+        """Return the options of the module as text, for ``print(module)``."""
         constraints = "" if self._tags is None else f", constraints={self._tags.scheme or 'custom'!r}"
         return f"{self.num_tags}, {super().extra_repr()}, loss={self.loss!r}{constraints}"
 
@@ -166,18 +169,19 @@ class CRF(Smoothed):
         """Return the loss of the gold tags, which is at least 0.
 
         Each sequence has one loss, and ``reduction`` combines them. Raises ``ValueError`` if the constraints forbid the
-        tags. On a GPU and under ``torch.compile``, the tags are not checked, and the loss of forbidden tags is
-        infinite.
+        tags. On a GPU or under ``torch.compile``, the tags are not checked. Forbidden tags then have an infinite loss.
 
         Args:
             emissions: The score (..., T, S) of each tag at each step.
-            tags: The gold tags, integers (..., T), −1 where the tag is unknown. Alternatively, a bool tensor
+            tags: The gold (correct) tags, integers (..., T), −1 where the tag is unknown. Alternatively, a bool tensor
                 (..., T, S) that is True for each tag that may be right.
             mask: A mask of the steps to keep, bool or 0/1 integers (..., T). Default None: all steps.
-            lengths: The number of steps to keep at the beginning, integers of the batch shape, instead of a mask.
-            ignore_index: The tag that masks its step, as if ``mask`` were False at this step. Default −100.
-            reduction: "mean" (the default) or "sum" over the sequences, "token_mean" over the unmasked steps, or "none"
-                for the batch shape. A fully masked sequence has loss 0 and does not count in the mean.
+            lengths: The number of steps to keep at the beginning of each sequence, integers of the batch shape. Pass
+                ``lengths`` or ``mask``, not both.
+            ignore_index: The integer in ``tags`` that masks a step, as a ``mask`` that is False there. Default −100.
+            reduction: "none" for one loss per sequence, "mean" (the default) or "sum" over the sequences, or
+                "token_mean" for the sum divided by the number of unmasked steps. If all steps of a sequence are masked,
+                its loss is 0, and the sequence does not count in the mean.
 
         >>> crf = CRF(2)
         >>> emissions = torch.tensor([[[1.0, 0.0], [0.0, 5.0], [0.0, 1.0]]])
@@ -210,7 +214,7 @@ class CRF(Smoothed):
     def decode(self, emissions: Tensor, *, mask: Mask | None = None, lengths: Lengths | None = None) -> Tensor:
         """Return the highest-scoring sequence of tags, (..., T) int64.
 
-        Tags are −1 at masked steps. If no sequence is allowed, all tags are −1.
+        Tags are −1 at masked steps. If the constraints forbid every sequence, all tags are −1.
         """
         return self.distribution(emissions, mask=mask, lengths=lengths).decode()
 
@@ -220,8 +224,8 @@ class CRF(Smoothed):
     ) -> tuple[Tensor, Tensor]:
         """Return the k best sequences, best first: scores (..., k), without gradient, and tags (..., k, T) int64.
 
-        Tags are −1 at masked steps. If there are fewer than k allowed sequences, the remaining scores are −∞ and the
-        remaining tags −1.
+        Tags are −1 at masked steps. If fewer than k sequences are allowed, the remaining entries of the scores are −∞,
+        and the remaining tags are −1.
 
         >>> crf = CRF(2)
         >>> scores, tags = crf.topk(torch.tensor([[1.0, 0.0], [0.0, 3.0]]), 2)

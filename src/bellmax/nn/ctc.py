@@ -18,24 +18,27 @@ from bellmax.tensors import Gamma, divide_by_gamma, multiply_by_gamma, promote_h
 
 
 class CTCLoss(Smoothed):
-    """CTC loss of target labels, for logits (..., T, V) of labels at frames.
+    """CTC loss of target labels, for the score (..., T, V) of each label at each frame.
 
-    Unlike ``torch.nn.CTCLoss``, it is batch-first and applies the log-softmax itself. The loss is
-    Σ_t max_Ω(θ_t) − DP_Ω(θ | target) ≥ 0, where DP_Ω is the smoothed max over the alignments of the target, see
-    :class:`bellmax.CTC`. Under negentropy, it is the usual CTC loss −log p(target). Under a sparse Ω, the gradient
-    argmax_Ω(θ_t) − posterior is sparse at each frame. If you add a constant to all scores of a frame, the loss does not
-    change.
+    Unlike in ``torch.nn.CTCLoss``, the batch is the first dimension, and the scores need no log-softmax. Under
+    negentropy with γ = 1, the loss is the usual CTC loss −log p(target).
+
+    For any Ω, the loss is Σ_t max_Ω(θ_t) − DP_Ω(θ | target) ≥ 0. Here θ_t are the scores of frame t, and max_Ω(θ_t) is
+    their smoothed max. DP_Ω(θ | target) is the smoothed max of the scores of all alignments of the target, see
+    :class:`bellmax.CTC`. If you add a constant to all scores of a frame, the loss does not change. Under a sparse Ω,
+    many entries of the gradient are 0.
 
     Args:
         blank: The class of the blank, default 0.
-        reduction: "none" for the batch shape, "sum", or "mean" (the default): each loss is divided by the number of its
-            labels, at least 1, and averaged over the batch.
-        zero_infinity: If True, replace infinite losses by 0. The loss is infinite if a target needs more frames than
-            there are, or if all its alignments have score −∞. The gradient of an infinite loss is 0 for both values.
-            Default False.
+        reduction: "none" for one loss per sequence, "sum", or "mean" (the default). For "mean", each loss is divided by
+            the number of labels of its target (by 1 if the target is empty). These quotients are averaged over the
+            batch.
+        zero_infinity: If True, replace infinite losses by 0. The loss is infinite if the target needs more frames than
+            the sequence has, or if all its alignments have score −∞. The gradient of an infinite loss is always 0,
+            whether it is replaced or not. Default False.
         omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
-            :class:`~bellmax.Regularizer`. Under "l2", the loss of a target is at least γ/2, since this Ω is γ/2 at a
-            vertex of the simplex. If γ is a parameter, it is learned.
+            :class:`~bellmax.Regularizer`. Under "l2", the loss of a target is never less than γ/2. If γ of the
+            regularizer is an ``nn.Parameter``, it is learned.
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
     >>> from bellmax.nn import CTCLoss
@@ -64,9 +67,10 @@ class CTCLoss(Smoothed):
 
     @answers_near_misses
     def distribution(self, scores: Tensor, targets: Tensor, *, lengths: tuple[Lengths, Lengths] | None = None) -> CTC:
-        """Return the :class:`bellmax.CTC` of the normalized scores, for posteriors, alignments and samples.
+        """Return the distribution over alignments, a :class:`bellmax.CTC`, for example to decode or to sample.
 
-        To normalize the scores, max_Ω of the scores of each frame is subtracted. See :meth:`forward` for the arguments.
+        Its scores are normalized: from the scores of each frame, their smoothed max is subtracted. See :meth:`forward`
+        for the arguments.
         """
         if check_tensor("scores", scores).ndim < 2 or 0 in scores.shape[-2:] or not scores.is_floating_point():
             needed = "floating point of shape (..., T, V) with T, V >= 1"
@@ -85,9 +89,11 @@ class CTCLoss(Smoothed):
         """Return the loss, which is at least 0.
 
         Args:
-            scores: The score θ (..., T, V) of each label at each frame. Logits need no ``log_softmax``.
-            targets: The target labels, integers (..., L) without the blank. Pass (1, L) to share a target in the batch.
-            lengths: A pair (frames, labels) of integers, each of the batch shape or one number. By default T and L.
+            scores: The score θ (..., T, V) of each label at each frame. Pass logits. A log-softmax is not necessary.
+            targets: The target labels, integers (..., L) without the blank. Pass (1, L) to use one target for the whole
+                batch.
+            lengths: A pair (numbers of frames, numbers of labels). Each of the two is a tensor of integers with the
+                batch shape, or one number. By default T and L.
         """
         p = self.distribution(scores, targets, lengths=lengths)
         loss = without_rounding_below_zero(-p.value)
@@ -96,6 +102,7 @@ class CTCLoss(Smoothed):
         return reduce_by_labels(loss, p.lengths[..., 1], self.reduction)
 
     def extra_repr(self) -> str:
+        """Return the options of the module as text, for ``print(module)``."""
         options = f"blank={self.blank}, reduction={self.reduction!r}, zero_infinity={self.zero_infinity}"
         return f"{super().extra_repr()}, {options}"
 

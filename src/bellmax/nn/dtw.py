@@ -25,6 +25,7 @@ class _Warping(Smoothed):
         self.cost, self.band = cost, band
 
     def extra_repr(self) -> str:
+        """Return the options of the module as text, for ``print(module)``."""
         name = self.cost if isinstance(self.cost, str) else getattr(self.cost, "__name__", type(self.cost).__name__)
         cost = "" if isinstance(self.cost, torch.nn.Module) else f", cost={name!r}"
         return f"{super().extra_repr()}{cost}, band={self.band}"
@@ -38,19 +39,20 @@ class DTWLoss(_Warping):
             :class:`Regularizer`.
         cost: The cost of matching two elements, as in :func:`bellmax.dtw`: a name, a function or a module. Default
             "sqeuclidean".
-        divergence: None (the default) for the value, which can be negative and is not minimal at x = y; or "debiased",
-            "sharp" or "mean_cost", which are 0 at x = y.
+        divergence: None (the default) for the value of soft-DTW, or a divergence: "debiased", "sharp" or "mean_cost",
+            as in :func:`bellmax.dtw`. The value can be negative, and x = y does not minimize it. A divergence is 0 at x
+            = y.
         band: The half-width of a Sakoe–Chiba band around the diagonal, as in :class:`bellmax.DTW`. Default None, no
             band.
         reduction: The reduction over the batch: "none", "mean" (the default) or "sum".
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
-        normalize: "path" or "length", as in :func:`bellmax.dtw`, to give long and short series the same weight in the
-            mean over a batch. Default None, no normalization.
+        normalize: "path" or "length", as in :func:`bellmax.dtw`. Without normalization (None, the default), long series
+            have larger losses than short series and dominate the mean over a batch.
         step_weights: Factors that multiply the cost, one for each kind of move, as in :class:`bellmax.DTW`.
-        step_penalties: Terms that are added to the cost, one for each kind of move, as in :class:`bellmax.DTW`. A
-            parameter is learned.
-        open_begin: If True, x may be matched with a section of y that begins anywhere. Default False.
-        open_end: If True, x may be matched with a section of y that ends anywhere. Default False.
+        step_penalties: Terms that are added to the cost, one for each kind of move, as in :class:`bellmax.DTW`. An
+            ``nn.Parameter`` is learned.
+        open_begin: If True, x may be matched with a section of y that begins at any element of y. Default False.
+        open_end: If True, x may be matched with a section of y that ends at any element of y. Default False.
 
     >>> loss = DTWLoss(gamma=0.1, divergence="debiased")
     >>> x = torch.tensor([0.0, 0.0, 1.0, 0.0]).unsqueeze(-1)
@@ -86,9 +88,9 @@ class DTWLoss(_Warping):
     def forward(self, x: Numbers, y: Numbers, *, lengths: tuple[Lengths, Lengths] | None = None) -> Tensor:
         """Return the loss: a scalar, or a tensor of the batch shape if ``reduction`` is "none".
 
-        Two matrices with several columns raise ``ValueError``, since they could be a batch of univariate series or one
-        pair of multivariate series. A batch whose series have one step and several features also raises ``ValueError``,
-        since its layout is probably (batch, channels, time).
+        Raises ``ValueError`` if x and y are matrices with several columns. Such matrices could be batches of univariate
+        series, or one pair of multivariate series. Raises ``ValueError``, too, if all series of a batch have one step
+        and several features, since the layout of such a batch is probably (batch, channels, time).
 
         Args:
             x: The first series, (..., N, D). For univariate series (B, N), pass ``x.unsqueeze(-1)``. For one
@@ -126,12 +128,14 @@ class DTWLoss(_Warping):
         )
 
     def extra_repr(self) -> str:
+        """Return the options of the module as text, for ``print(module)``."""
         options = f"divergence={self.divergence!r}, normalize={self.normalize!r}, reduction={self.reduction!r}"
         return f"{super().extra_repr()}, {options}"
 
 
 class DTWAlignment(_Warping):
-    """A layer that computes the expected DTW alignment of two series, the probability that each pair is matched.
+    """A layer that computes the expected DTW alignment of two series: the probability that each pair of elements is
+    matched.
 
     Args:
         omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a

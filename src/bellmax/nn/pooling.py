@@ -13,10 +13,9 @@ from bellmax.tensors import Gamma
 class SmoothedMax(Smoothed):
     """Smoothed max pooling over a dimension, such as log-sum-exp pooling.
 
-    As γ → 0, the result tends to the max. As γ grows, the result tends to the mean plus a constant that depends on γ
-    and the number of entries. Under negentropy, all entries get a gradient. Under a sparse Ω, only a few entries near
-    the maximum get a gradient. Entries of −∞ are ignored. Under negentropy, n equal entries give their value plus γ log
-    n.
+    If γ is small, the result is close to the max. If γ is large, the result is close to the mean of the entries plus a
+    number that does not depend on them. Under negentropy, this number is γ log n for n entries. Under negentropy, all
+    entries get a gradient. Under a sparse Ω, only entries near the maximum get a gradient. Entries of −∞ are ignored.
 
     Args:
         omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
@@ -41,10 +40,14 @@ class SmoothedMax(Smoothed):
         self.dim = dim
 
     def forward(self, x: Tensor) -> Tensor:
-        """Pool x over ``dim``, and remove this dimension. Half precision becomes float32."""
+        """Return the smoothed max of x over ``dim``, without this dimension.
+
+        If x has half precision, the result is float32.
+        """
         if not -x.ndim <= self.dim < x.ndim:
             raise ValueError(f"x must have a dimension {self.dim}, got shape {tuple(x.shape)}")
         return self.omega.max(x, self.dim)
 
     def extra_repr(self) -> str:
+        """Return the options of the module as text, for ``print(module)``."""
         return f"{super().extra_repr()}, dim={self.dim}"

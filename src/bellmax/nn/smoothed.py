@@ -15,7 +15,7 @@ from bellmax.tensors import Gamma
 
 
 class Smoothed(nn.Module):
-    """A module with an Ω. If γ is a tensor, it is a buffer of the module. If γ is a parameter, it is learned.
+    """A module with an Ω. If γ is a tensor, it is a buffer of the module. If γ is an ``nn.Parameter``, it is learned.
 
     If an optimizer moves γ below 0, the next use raises ``ValueError``. To keep γ above 0, learn its logarithm: use
     ``torch.nn.utils.parametrize`` with a module that takes the exponential.
@@ -82,4 +82,5 @@ class Smoothed(nn.Module):
         return omega
 
     def extra_repr(self) -> str:
+        """Return the options of the module as text, for ``print(module)``."""
         return f"omega={self.omega}"

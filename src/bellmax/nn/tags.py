@@ -14,7 +14,7 @@ from bellmax.names import answers_near_misses
 
 
 class TagConstraints(NamedTuple):
-    """Constraints on sequences of S tags, which :func:`tag_constraints` returns.
+    """The result of :func:`tag_constraints`: the tags that may start a sequence, follow each other, and end a sequence.
 
     >>> constraints = tag_constraints(["O", "B-PER", "I-PER"])
     >>> constraints.ends
@@ -130,22 +130,26 @@ _OTHER_SCHEMES = {
 
 @answers_near_misses
 def tag_constraints(labels: Sequence[str], scheme: str = "IOB2") -> TagConstraints:
-    """Return the constraints of a tagging scheme on sequences of ``labels``, for :class:`bellmax.nn.CRF`.
+    """Return the constraints of a tagging scheme such as IOB2: which tags may start, follow each other, and end.
+
+    Pass the result to :class:`bellmax.nn.CRF`.
 
     Args:
-        labels: The tags in the order of their indices: "O", outside of every segment, or a prefix of the scheme and
-            a type, such as "B-PER". If all segments are of one type, the prefix alone is enough.
+        labels: The names of the tags, in the order of their indices. A name is "O" (outside of every segment), or a
+            prefix and the type of the segment, such as "B-PER". If all segments have the same type, the prefix alone is
+            enough.
         scheme: The scheme, which defines the meaning of the prefixes:
 
-            - "IOB2" (the default): B marks the first token of a segment, I the others.
-            - "IOB1": I marks every token, except that B marks the first token of a segment that directly follows a
-              segment of the same type.
+            - "IOB2" (the default): B marks the first token of a segment, I the other tokens of the segment.
+            - "IOB1": I marks the tokens of a segment. If a segment directly follows another segment of the same type, B
+              marks its first token.
             - "IOBES": B marks the first token, I the middle tokens, E the last token, and S a segment of one token.
             - "BILOU": as IOBES, with L instead of E and U instead of S.
             - "BMES": as IOBES, with M instead of I.
 
     Returns:
-        The transitions (S, S) ``[current, previous]``, starts (S,) and ends (S,): bool, True where allowed.
+        A :class:`TagConstraints` for S tags with three bool tensors, True where allowed: ``transitions`` (S, S)
+        ``[current, previous]``, ``starts`` (S,) for the first tag and ``ends`` (S,) for the last tag.
 
     >>> allowed = tag_constraints(["O", "B-PER", "I-PER"], scheme="IOB2")
     >>> allowed.transitions[2]  # I-PER after O, B-PER, I-PER

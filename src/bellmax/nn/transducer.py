@@ -16,9 +16,10 @@ _REDUCTIONS = ("none", "mean", "sum")
 class TransducerLoss(Smoothed):
     """RNN transducer loss (RNN-T) of target labels, for the logits (..., T, U + 1, V) of the joint network.
 
-    The loss is −DP_Ω of the log-softmax of the logits. Under negentropy with γ = 1, it is the usual
-    −log p(targets | frames). Under another Ω of bellmax with γ ≤ 1, the loss is an upper bound of −log p, so it is at
-    least 0. Under negentropy with γ > 1, the loss can be negative.
+    A log-softmax turns the logits into log-probabilities. The loss is minus the value of the
+    :class:`bellmax.Transducer` with these scores. Under negentropy with γ = 1, the loss is the usual −log p(targets |
+    frames). Under every Ω of bellmax with γ ≤ 1, the loss is greater than or equal to −log p(targets | frames), and
+    thus at least 0. Under negentropy with γ > 1, the loss can be negative.
 
     Args:
         blank: The class of the blank, default 0.
@@ -55,7 +56,8 @@ class TransducerLoss(Smoothed):
         Args:
             logits: The output (..., T, U + 1, V) of the joint network, before log-softmax.
             targets: The target labels, integers (..., U) without the blank.
-            lengths: A pair (frames, labels) of integers, each of the batch shape or one number. By default T and U.
+            lengths: A pair (numbers of frames, numbers of labels). Each of the two is a tensor of integers with the
+                batch shape, or one number. By default T and U.
 
         """
         p = Transducer.from_logits(logits, targets, blank=self.blank, lengths=lengths, omega=self.omega)
@@ -65,4 +67,5 @@ class TransducerLoss(Smoothed):
         return loss.mean() if self.reduction == "mean" else loss.sum()
 
     def extra_repr(self) -> str:
+        """Return the options of the module as text, for ``print(module)``."""
         return f"blank={self.blank}, reduction={self.reduction!r}, {super().extra_repr()}"

@@ -35,26 +35,29 @@ def dtw_barycenter(
     max_iter: int = 100,
     tol: float = 1e-6,
 ) -> Tensor:
-    """Return the barycenter of a collection of series: the series z that minimizes Σ_k w_k dtw(z, x_k).
+    """Return the barycenter of a collection of series: the series z that minimizes Σ_k w_k dtw(z, x_k), the weighted
+    sum of its DTW to each series x_k.
 
-    The optimizer is L-BFGS. The objective is not convex, so the result depends on the initial z. With ``omega="hard"``,
-    the objective also has kinks, where the search may stop early. Start from several series, such as the medoid, and
-    keep the z with the lowest sum.
+    The optimizer is L-BFGS. The sum is not convex in z, so the result depends on the initial z. With ``omega="hard"``,
+    the sum has kinks, at which the optimizer may stop too early. To get a better result, call the function with several
+    values of ``init``, for example some of the series, and keep the z with the lowest sum.
 
     Args:
         xs: K series, as in :func:`dtw_cdist`.
-        weights: The weights w (K,), at least 0, default equal. Only their ratios matter.
-        init: The initial z, (L, D) or (L,). By default, the weighted mean of the series, each stretched linearly to
-            ``length``.
+        weights: The weights w (K,), at least 0, by default all equal. If you multiply all weights by the same number,
+            the result does not change.
+        init: The initial z, (L, D) or (L,). By default, each series is stretched linearly to ``length``, and z is the
+            weighted mean of the stretched series.
         length: The length L of z. By default, the length of ``init``, or the median length of the series.
         cost: The cost of matching two elements, as in :func:`dtw`. Default "sqeuclidean".
         band: The half-width of a Sakoe–Chiba band in steps, as in :class:`DTW`. Default None, no band.
         omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
             :class:`Regularizer`.
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
-        divergence: A divergence, as in :func:`dtw`. With None (the default), the bias of a smooth Ω flattens z.
+        divergence: A divergence, as in :func:`dtw`. With None (the default), z is flatter than the series, unless
+            ``omega`` is "hard". The cause is the bias of soft-DTW, which a divergence removes.
         max_iter: The maximum number of iterations, default 100.
-        tol: The tolerance, default 1e-6. The search stops if no entry of the gradient exceeds it.
+        tol: The tolerance, default 1e-6. The optimizer stops if no entry of the gradient has a larger absolute value.
 
     Returns:
         The barycenter z, (L, D), without gradient.

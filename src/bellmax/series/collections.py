@@ -127,40 +127,47 @@ def dtw_cdist(
     max_cells: int = CELLS,
     progress: bool = False,
 ) -> Any:
-    """Return the matrix of :func:`dtw` between all series of ``xs`` and all series of ``ys``, of any lengths.
+    """Return the matrix of the :func:`dtw` of each series of ``xs`` with each series of ``ys``.
 
-    The result is differentiable. To save memory, the backward pass computes the cost matrices again. If no gradient is
-    recorded, the call needs memory only for the result: 4 bytes for each pair in float32.
+    The series may have any lengths.
+
+    The result is differentiable. The backward pass computes the cost matrices again, because storing them would need
+    much memory. If no gradient is recorded, the call needs memory only for the result: 4 bytes for each pair of series
+    in float32.
 
     Args:
         xs: K series. Pass a sequence of tensors, arrays or lists, each (N_k, D) or (N_k,). Or pass a tensor or array
             (K, N, D) or (K, N), or a pandas data frame with a series in each row. In a tensor, an array or a data
             frame, NaN at the end of a series is padding. If the axes of an array X are (cases, channels, time), pass
             ``X.swapaxes(1, 2)``.
-        ys: L series, in the formats of ``xs``, default ``xs``. If ``ys`` is not passed, each pair is computed once, so
-            a cost function must be symmetric.
+        ys: L series, in the formats of ``xs``, default ``xs``. If ``ys`` is not passed, the matrix is symmetric, and
+            only one of its halves is computed. A cost function must then be symmetric, too.
         cost: The cost of matching two elements, as in :func:`dtw`. Default "sqeuclidean".
         band: The half-width of a Sakoe–Chiba band in steps, as in :class:`DTW`. Default None, no band.
         omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
             :class:`Regularizer`.
         gamma: Smoothing strength, one number for all pairs, default 1. Only valid if ``omega`` is a string.
         divergence: A divergence, as in :func:`dtw`. Default None.
-        out: The destination of the result, which then has no gradient. It is an object of shape (K, L) that supports
-            assignment to slices, such as a tensor, an array, a memory map or a zarr array. Or it is a path that ends in
-            ".npy" (a file) or ".zarr" (a folder, which needs ``pip install zarr``). If a call with a path is
-            interrupted, repeat the call to resume. A file with the suffix ".blocks" lists the finished blocks. Raises
-            ``ValueError`` if another call writes to the path at the same time.
-        client: A client whose workers compute the blocks: a ``dask.distributed.Client`` (install ``bellmax[cluster]``)
-            or a ``concurrent.futures.Executor``. The result has no gradient. Dask sends the series to each worker once.
-        checkpoint: A folder for finished blocks. The result has no gradient. If a call is interrupted, repeat the call
-            to resume. Raises ``ValueError`` if the file of a block is damaged.
-        max_cells: The maximum number of cells of cost matrices in memory at a time, default 2²⁰. A single pair may have
-            more cells.
+        out: The object or the path where the result is written. Pass an object of shape (K, L) that supports assignment
+            to slices, such as a tensor, an array, a memory map or a zarr array. Or pass a path that ends in ".npy" (a
+            file) or in ".zarr" (a folder, which needs ``pip install zarr``). With ``out``, the result has no gradient.
+            If a call with a path is interrupted, repeat the call to resume. The matrix is computed in blocks, and a
+            second file, with the suffix ".blocks", lists the finished blocks. Raises ``ValueError`` if another call
+            writes to the path at the same time.
+        client: A client whose workers compute the blocks of the matrix: a ``dask.distributed.Client`` (install
+            ``bellmax[cluster]``) or a ``concurrent.futures.Executor``. The result has no gradient. Dask sends the
+            series to each worker once.
+        checkpoint: A folder where each finished block of the matrix is stored. With a checkpoint, the result has no
+            gradient. If a call is interrupted, repeat the call to resume. Raises ``ValueError`` if the file of a block
+            is damaged.
+        max_cells: The maximum number of cells of the cost matrices that are in memory at the same time, default 2²⁰. A
+            pair of series whose cost matrix has more cells is computed alone.
         progress: If True, draw a progress bar on standard error, which needs ``pip install 'bellmax[progress]'``.
             Default False.
 
     Returns:
-        A matrix (K, L): a tensor, or ``out``, or the memory map or zarr array at the path ``out``.
+        The matrix (K, L), by default a tensor. If ``out`` is an object, this object is returned. If ``out`` is a path,
+        the memory map or zarr array at this path is returned.
 
     >>> import bellmax as bx
     >>> xs = [torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0.0, 2.0])]

@@ -46,18 +46,20 @@ def dtw_neighbors(
     checkpoint: str | os.PathLike[str] | None = None,
     progress: bool = False,
 ) -> Neighbors:
-    """Return the k nearest neighbors of each series of ``xs`` among the series of ``ys``, under classical or soft-DTW.
+    """Return the k nearest neighbors of each series of ``xs`` among the series of ``ys``, under classical DTW or
+    soft-DTW.
 
-    The result is exact: it equals :func:`dtw_cdist` followed by a stable sort. The default is classical DTW,
-    ``omega="hard"``. For the costs "sqeuclidean", "cityblock" and, for one feature, "euclidean", the search uses lower
-    bounds (LB_Kim, and LB_Keogh in both directions) and early abandoning. The search takes a small fraction of the time
-    of comparing all pairs, and a narrow ``band`` makes it faster. For other costs, other Ω and divergences, all pairs
-    are compared, but the matrix is not stored.
+    The result is exact: you would get the same neighbors from the matrix of :func:`dtw_cdist` if you sorted each row.
+    The default is classical DTW, ``omega="hard"``. Classical DTW has a fast search for the costs "sqeuclidean" and
+    "cityblock", and for "euclidean" if the series have one feature. The fast search skips most pairs by lower bounds
+    (LB_Kim, and LB_Keogh in both directions) and stops the computation of a pair early (early abandoning). A narrow
+    ``band`` makes the search faster. With another cost, another Ω or a divergence, the DTW of all pairs is computed,
+    but the matrix is not stored.
 
     Args:
         xs: K series, as in :func:`dtw_cdist`.
-        ys: L series, in the formats of ``xs``, default ``xs``. If ``ys`` is not passed, no series is a neighbor of
-            itself.
+        ys: L series, in the formats of ``xs``, default ``xs``. If ``ys`` is not passed, the neighbors of a series are
+            searched among the other series of ``xs``.
         k: The number of neighbors, from 1 to L, or to K − 1 without ``ys``.
         cost: The cost of matching two elements, as in :func:`dtw`. Default "sqeuclidean".
         band: The half-width of a Sakoe–Chiba band in steps, as in :class:`DTW`. Default None, no band.
@@ -66,13 +68,15 @@ def dtw_neighbors(
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
         divergence: A divergence, as in :func:`dtw`. Default None.
         client: A client whose workers do the search, as in :func:`dtw_cdist`.
-        checkpoint: A folder for finished blocks. If a call is interrupted, repeat the call to resume.
+        checkpoint: A folder where finished parts of the search are stored. If a call is interrupted, repeat the call to
+            resume.
         progress: If True, draw a progress bar on standard error, which needs ``pip install 'bellmax[progress]'``.
             Default False.
 
     Returns:
-        The named tuple ``Neighbors``: ``distances`` (K, k), nearest first, without gradient and without a square root,
-        and ``indices`` (K, k) int64 into ``ys``. If distances are equal, the lower index comes first.
+        The named tuple ``Neighbors`` with two tensors (K, k), nearest first. ``distances`` contains sums of costs
+        without a square root, and has no gradient. ``indices`` (int64) contains the positions of the neighbors in
+        ``ys``. If distances are equal, the lower index comes first.
 
     >>> import bellmax as bx
     >>> xs = [[0, 1, 2, 1], [0, 0, 1, 2, 1], [5, 5], [4, 6, 5]]

@@ -46,48 +46,60 @@ def dtw(
     normalize: str | None = None,
     reduction: str = "none",
 ) -> Tensor:
-    """Return the soft-DTW of series x and y (smoothed dynamic time warping), or a divergence based on it.
+    """Return the soft-DTW (smoothed dynamic time warping) of two series, or a divergence based on soft-DTW.
 
-    The result is differentiable in both series, to any order. For classical DTW, pass ``omega="hard"``. The result is a
-    sum of costs, without a square root. By default, the costs are squared distances.
+    The result is differentiable in both series, to any order. For classical DTW, pass ``omega="hard"``. The result is
+    the sum of the costs of the matched elements. By default, a cost is a squared distance. Unlike in some other
+    libraries, no square root is taken of the sum.
 
-    The value DTW_Ω(x, y) is biased: its minimum is not at x = y, and it can be negative. A divergence removes this
-    bias. It is f(x, y) − f(x, x)/2 − f(y, y)/2, which is exactly 0 at x = y. Its name determines f:
+    Without a divergence, the result is the value DTW_Ω(x, y). It is biased: it can be negative, and for a fixed y, the
+    x with the lowest value is not y. A divergence removes this bias. A divergence is f(x, y) − f(x, x)/2 − f(y, y)/2,
+    which is exactly 0 at x = y. The argument ``divergence`` selects the function f:
 
     - "debiased": f is the value DTW_Ω;
-    - "sharp": f is the cost ⟨E, C⟩ of the expected alignment E = ∇DTW_Ω(C), without the term of Ω;
-    - "mean_cost": f is the mean cost of all alignments, the limit of "sharp" under negentropy as γ → ∞.
+    - "sharp": f is the expected cost of a random alignment, ⟨E, C⟩. C is the matrix of costs between the elements of
+      both series, and E is the expected alignment, the gradient of the value with respect to C;
+    - "mean_cost": f is the mean cost of all alignments, each with the same weight. Under negentropy, "sharp" tends to
+      "mean_cost" as γ → ∞.
 
-    The divergence "debiased" is never negative under negentropy with γ = 1, the cost "log_sqeuclidean" and no band
-    (Blondel, Mensch, Vert, 2021). To use another γ with this guarantee, divide the series by √γ and multiply the result
-    by γ. There is no proof for other costs. Under a sparse Ω, the divergence can be negative, as in the last example.
+    The divergence "debiased" is never negative if Ω is negentropy, γ is 1, the cost is "log_sqeuclidean" and there is
+    no band (Blondel, Mensch, Vert, 2021). To keep this guarantee with another γ, divide the series by √γ, call the
+    function with γ = 1, and multiply the result by γ. For other costs, nobody has proved that the divergence cannot be
+    negative. Under a sparse Ω, it can be negative, as in the last example.
 
     Args:
-        x: The first series (..., N, D), or (N,) for one series of numbers: a tensor, an array, a list or a pandas row.
-            A matrix is one series (N, D). For a batch of univariate series (B, N), pass ``x.unsqueeze(-1)``. Integers
-            are converted to the floating point type of the other series.
-        y: The second series (..., M, D) or (M,), in the same formats as x. Batch dimensions broadcast.
-        cost: The cost of matching two elements: "sqeuclidean" (the default) ‖x − y‖²; "euclidean" ‖x − y‖; "cityblock"
-            ‖x − y‖₁; "cosine" 1 − cos(x, y), that is ½‖x/‖x‖ − y/‖y‖‖², where 0/‖0‖ is 0; "log_sqeuclidean"
-            δ + log(2 − e^−δ) with δ = ½‖x − y‖²; or a function of (..., N, D) and (..., M, D) that returns (..., N, M).
-            If a cost has a kink at equal points, its gradient there is 0.
-        lengths: A pair (lengths of x, lengths of y), each integers that broadcast with the batch or one number, from 1
-            to N and from 1 to M. By default N and M. Later elements are padding: they may contain NaN and get no
-            gradient.
-        band: The half-width of a Sakoe–Chiba band in steps, as in :class:`DTW`. Default None, no band. The band applies
-            to every term of a divergence.
-        step_weights: Factors that multiply the cost of diagonal moves, moves along x and moves along y, as in
-            :class:`DTW`. Default 1.
-        step_penalties: Penalties that are added to the cost of diagonal moves, moves along x and moves along y, as in
-            :class:`DTW`. Default 0.
-        open_begin: If True, x may be matched with a section of y that begins anywhere. Default False.
-        open_end: If True, x may be matched with a section of y that ends anywhere. Default False.
+        x: The first series, a tensor, an array, a list or a pandas row. The shape is (..., N, D) for N steps with D
+            features, or (N,) for one series of numbers. A matrix is one series (N, D). For a batch of univariate series
+            (B, N), pass ``x.unsqueeze(-1)``. If one series contains integers, it is converted to the floating point
+            type of the other series.
+        y: The second series (..., M, D) or (M,), in the same formats as x. The batch dimensions of x and y broadcast.
+        cost: The cost of matching an element x with an element y. Pass one of these names, or a function. A function
+            takes both series, (..., N, D) and (..., M, D), and returns all costs, (..., N, M).
+
+            - "sqeuclidean" (the default): ‖x − y‖².
+            - "euclidean": ‖x − y‖. If x = y, its gradient is 0.
+            - "cityblock": ‖x − y‖₁. If x = y, its gradient is 0.
+            - "cosine": ½‖x/‖x‖ − y/‖y‖‖², where 0/‖0‖ is 0. If neither x nor y is 0, this is 1 − cos(x, y).
+            - "log_sqeuclidean": δ + log(2 − e^−δ) with δ = ½‖x − y‖².
+        lengths: A pair (lengths of x, lengths of y). Each of the two is a tensor of integers that broadcasts with the
+            batch, or one number. By default N and M. Elements beyond the lengths are padding: they may contain NaN and
+            get no gradient.
+        band: The half-width of a Sakoe–Chiba band in steps: only elements whose positions differ by at most ``band``
+            can be matched, if both series have the same length. For other lengths, see :class:`DTW`. Default None, no
+            band. If you pass a divergence, the band also applies to the alignments of x with x and of y with y.
+        step_weights: Three factors, for diagonal moves, moves along x and moves along y. Each factor multiplies the
+            cost of its moves, as in :class:`DTW`. Default 1.
+        step_penalties: Three penalties, for diagonal moves, moves along x and moves along y. Each penalty is added to
+            the cost of its moves, as in :class:`DTW`. Default 0.
+        open_begin: If True, x may be matched with a section of y that begins at any element of y. Default False.
+        open_end: If True, x may be matched with a section of y that ends at any element of y. Default False.
         omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
             :class:`Regularizer`.
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string. A tensor broadcasts with the batch.
         divergence: None (the default) for the value, or "debiased", "sharp" or "mean_cost".
-        normalize: None (the default) for the sum along the alignment, which grows with the lengths; "path" to divide
-            the result by the expected number of matches; "length" to divide it by N + M, the sum of both lengths.
+        normalize: None (the default) to return the sum of costs, which is larger for longer series. "path" divides the
+            result by the expected number of matched pairs. "length" divides the result by the sum of the lengths of
+            both series.
         reduction: The reduction over the batch: "none" (the default), "mean" or "sum".
 
     Returns:

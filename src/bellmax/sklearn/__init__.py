@@ -1,9 +1,9 @@
 """Estimators for scikit-learn: nearest neighbors, clusters, barycenters and kernels of time series under DTW.
 
-``X`` is a collection as in :func:`bellmax.dtw_cdist`: an array (n, time) or (n, time, features), a data frame with a
-series in each row, or a list of series of any lengths. In an array or a frame, NaN at the end of a series is padding.
-Distances are sums of costs, without a square root. The estimators work in ``GridSearchCV`` and in pipelines. Install
-them with ``pip install 'bellmax[sklearn]'``.
+The argument ``X`` of all estimators is a collection of n series, as in :func:`bellmax.dtw_cdist`: an array (n, time) or
+(n, time, features), a data frame with a series in each row, or a list of series of any lengths. In an array or a frame,
+NaN at the end of a series is padding. A distance is the sum of the costs of the matched elements, without a square
+root. The estimators work in ``GridSearchCV`` and in pipelines. Install them with ``pip install 'bellmax[sklearn]'``.
 
 >>> import numpy as np
 >>> import bellmax as bx

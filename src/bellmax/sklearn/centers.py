@@ -59,28 +59,30 @@ class _Run(NamedTuple):
 class DTWKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, _Centers):
     """k-means clustering of time series with DTW barycenters as centers.
 
-    The algorithm minimizes the inertia: the sum over all series x of dtw(x, nearest center).
+    The algorithm minimizes the inertia: the sum of the distances of all series from their nearest centers. The distance
+    is :func:`bellmax.dtw`.
 
     Args:
         n_clusters: The number of clusters, default 8.
         init: "k-means++" (the default), "random", or the initial centers as a collection of ``n_clusters`` series of
             equal length.
-        n_init: The number of starts, default 1. The result with the lowest inertia is used. Ignored if ``init`` is a
-            collection.
-        max_iter: The maximum number of iterations, default 50. Each iteration assigns all series and updates all
-            centers.
+        n_init: The number of runs from different initial centers, default 1. The run with the lowest inertia is used.
+            Ignored if ``init`` is a collection.
+        max_iter: The maximum number of iterations, default 50. Each iteration assigns every series to its nearest
+            center, and then updates all centers.
         max_iter_barycenter: The maximum number of L-BFGS iterations for each update of a center, default 10.
-        tol: The tolerance, default 1e-6. The algorithm stops if the relative decrease of the inertia is below it.
+        tol: The tolerance, default 1e-6. The algorithm stops if an iteration decreases the inertia by less than the
+            fraction ``tol``.
         length: The length of the centers, default the median length of the series.
         cost: The cost of matching two elements, as in :func:`bellmax.dtw`. Default "sqeuclidean".
         band: The half-width of a Sakoe–Chiba band in steps, as in :class:`bellmax.DTW`. Default None, no band.
         omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
             :class:`bellmax.Regularizer`.
         gamma: Smoothing strength, default 1. Ignored if ``omega`` is "hard" or a :class:`bellmax.Regularizer`.
-        divergence: The divergence, as in :func:`bellmax.dtw`. With None (the default) and a smooth Ω, distances and the
-            inertia can be negative.
+        divergence: The divergence, as in :func:`bellmax.dtw`. With None (the default), distances and the inertia can be
+            negative, unless ``omega`` is "hard".
         n_jobs: The number of threads. None (the default) for torch's setting, −1 for all processors.
-        random_state: A seed or a NumPy generator for the starts.
+        random_state: A seed or a NumPy generator, for the choice of the initial centers.
         verbose: If nonzero, print the inertia of each iteration. Default 0.
 
     After ``fit``, the estimator has the attributes ``cluster_centers_`` (n_clusters, length) or
@@ -219,19 +221,19 @@ class DTWKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin,
         return torch.stack(updated)
 
     def transform(self, X: Collection) -> NDArray[Any]:
-        """Return the distance from every center, (n, n_clusters)."""
+        """Return the distance of each series of X from each center, (n, n_clusters)."""
         check_is_fitted(self)
         with self._threads():
             distances: NDArray[Any] = self._distances(self._read(X, reset=False), self._centers).numpy()
         return distances
 
     def predict(self, X: Collection) -> NDArray[np.int64]:
-        """Return the index of the nearest center, (n,)."""
+        """Return the index of the nearest center for each series of X, (n,)."""
         labels: NDArray[np.int64] = self.transform(X).argmin(1)
         return labels
 
     def score(self, X: Collection, y: Any = None) -> float:
-        """Return minus the inertia of X."""
+        """Return the inertia of X, multiplied by −1."""
         return -float(self.transform(X).min(1).sum())
 
 
@@ -287,7 +289,7 @@ class DTWBarycenterClassifier(ClassifierMixin, _Centers):
         return self
 
     def predict(self, X: Collection) -> NDArray[Any]:
-        """Return the class of the nearest barycenter, (n,)."""
+        """Return the class of the nearest barycenter for each series of X, (n,)."""
         check_is_fitted(self)
         with self._threads():
             nearest = self._distances(self._read(X, reset=False), self._centers).argmin(1)

@@ -23,12 +23,13 @@ class DTWKernel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SeriesEstimat
     """Transformer that computes a DTW kernel matrix, for estimators such as ``SVC(kernel="precomputed")``.
 
     The kernel of a series x and a training series y is exp(−D(x/ℓ, y/ℓ)), where ℓ is ``length_scale``. With the default
-    parameters, D is the debiased soft-DTW at γ = 1. The kernel is then positive definite: it is the normalized global
-    alignment kernel. For other costs, Ω and divergences, there is no proof that the kernel is positive definite.
+    parameters, D is the divergence "debiased" of soft-DTW with γ = 1. The result is the normalized global alignment
+    kernel, which is positive definite. For another cost, Ω or divergence, nobody has proved that the kernel is positive
+    definite.
 
     Args:
         length_scale: The bandwidth ℓ > 0. Series are divided by it. With "scale" (the default), ℓ² is the median length
-            times the sum over the features of the variance of the elements.
+            of the series, multiplied by the sum of the variances of all features.
         cost: The cost of matching two elements, as in :func:`bellmax.dtw`. Default "log_sqeuclidean".
         band: The half-width of a Sakoe–Chiba band in steps, as in :class:`bellmax.DTW`. Default None, no band.
         omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax" or "l2" with γ = 1, "hard" for
@@ -70,7 +71,7 @@ class DTWKernel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SeriesEstimat
         return resolve(self.omega)
 
     def fit(self, X: Collection, y: Any = None) -> DTWKernel:
-        """Set ℓ, and store the series of X. ``y`` is ignored."""
+        """Compute ℓ from the series of X, and store these series. ``y`` is ignored."""
         series = self._read(X, reset=True)
         if self.length_scale == "scale":
             variance = float(torch.cat(series).var(0, correction=0).sum())
@@ -87,7 +88,7 @@ class DTWKernel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SeriesEstimat
         return [s / self.length_scale_ for s in series]
 
     def transform(self, X: Collection) -> NDArray[np.floating[Any]]:
-        """Return the kernel matrix (n, number of training series)."""
+        """Return the kernel of each series of X and each training series, (n, number of training series)."""
         check_is_fitted(self)
         series = self._scaled(self._read(X, reset=False))
         with self._threads(), torch.no_grad():

@@ -36,8 +36,8 @@ class _Neighbors(SeriesEstimator):
         Both arrays have shape (n, n_neighbors). Distances are sums of costs, without a square root.
 
         Args:
-            X: The collection of queries. If None (the default), search the neighbors of each series of ``fit`` among
-                the other series.
+            X: The series whose neighbors are searched. If None (the default), these are the series of ``fit``, and a
+                series is not its own neighbor.
             n_neighbors: The number of neighbors, default the parameter of the estimator.
             return_distance: If False, return the indices only. Default True.
 
@@ -60,7 +60,7 @@ class _Neighbors(SeriesEstimator):
         """Return the neighbors as a sparse matrix (n, n_samples_fit_), for estimators with ``metric="precomputed"``.
 
         Args:
-            X: The collection of queries, as in :meth:`kneighbors`.
+            X: The series whose neighbors are searched, as in :meth:`kneighbors`.
             n_neighbors: The number of neighbors, default the parameter of the estimator.
             mode: The entries of the matrix: ones for "connectivity" (the default), distances for "distance".
 
@@ -110,10 +110,10 @@ class _Voting(_Neighbors):
 class DTWNeighborsClassifier(ClassifierMixin, _Voting):
     """k-nearest-neighbor classifier of time series under DTW.
 
-    With the defaults, it is 1-NN under classical DTW, the usual baseline.
+    With the default parameters, the classifier returns the class of the one nearest series under classical DTW (1-NN).
 
     Args:
-        n_neighbors: The number of series that vote, default 1.
+        n_neighbors: The number of nearest series that vote for their class, default 1.
         weights: "uniform" (the default), or "distance" to weight each vote by the inverse of its distance.
         cost: The cost of matching two elements, as in :func:`bellmax.dtw`. Default "sqeuclidean".
         band: The half-width of a Sakoe–Chiba band in steps, as in :class:`bellmax.DTW`. Default None, no band.
@@ -137,7 +137,7 @@ class DTWNeighborsClassifier(ClassifierMixin, _Voting):
         return self
 
     def predict_proba(self, X: Collection) -> NDArray[np.float64]:
-        """Return the fraction of the votes for each class, (n, classes)."""
+        """Return the fraction of the votes for each class, for each series of X, (n, classes)."""
         check_is_fitted(self)
         weights, indices = self._weighted_neighbors(X)
         votes = np.zeros((len(indices), len(self.classes_)))
@@ -145,9 +145,9 @@ class DTWNeighborsClassifier(ClassifierMixin, _Voting):
         return votes
 
     def predict(self, X: Collection) -> NDArray[Any]:
-        """Return the class with the most votes, (n,).
+        """Return the class with the most votes for each series of X, (n,).
 
-        If several classes have the most votes, return the first in sorted order.
+        If several classes have the same number of votes, the first class in sorted order is returned.
         """
         probabilities = self.predict_proba(X).round(12)  # so that ties do not depend on the order of summation
         labels: NDArray[Any] = self.classes_[probabilities.argmax(1)]
@@ -157,7 +157,8 @@ class DTWNeighborsClassifier(ClassifierMixin, _Voting):
 class DTWNeighborsRegressor(RegressorMixin, _Voting):
     """k-nearest-neighbor regressor of time series under DTW.
 
-    The prediction is the mean target of the nearest series. See :class:`DTWNeighborsClassifier` for the parameters.
+    The prediction is the mean of the targets of the ``n_neighbors`` nearest series. See :class:`DTWNeighborsClassifier`
+    for the parameters.
 
     >>> model = DTWNeighborsRegressor(2).fit([[0, 1, 2, 1], [5, 5, 6], [0, 1, 1]], [1.0, 7.0, 2.0])
     >>> model.predict([[0, 2]])
@@ -171,7 +172,7 @@ class DTWNeighborsRegressor(RegressorMixin, _Voting):
         return self
 
     def predict(self, X: Collection) -> NDArray[np.float64]:
-        """Return the weighted mean of the neighbors' targets, (n,)."""
+        """Return the mean of the neighbors' targets for each series of X, (n,), weighted as ``weights`` says."""
         check_is_fitted(self)
         weights, indices = self._weighted_neighbors(X)
         means: NDArray[np.float64] = (weights * self._targets[indices]).sum(1)
@@ -181,14 +182,15 @@ class DTWNeighborsRegressor(RegressorMixin, _Voting):
 class DTWNeighborsTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Neighbors):
     """Transformer to a sparse neighbor graph, for DBSCAN, UMAP or t-SNE with ``metric="precomputed"``.
 
-    With ``mode="distance"``, rows have n_neighbors + 1 entries, as in scikit-learn's ``KNeighborsTransformer``. The
-    additional entry is for the series itself. Under hard DTW and divergences, the first neighbor of a training series
-    is the series itself, or an equal series. Soft-DTW without a divergence can give negative distances, which most
-    estimators reject.
+    With ``mode="distance"``, each row has n_neighbors + 1 entries, as in scikit-learn's ``KNeighborsTransformer``. The
+    additional entry is for the series itself: in the graph of the training series, each series is its own neighbor.
+    Under classical DTW and divergences, it is the first neighbor, unless an equal series comes first. Soft-DTW without
+    a divergence can give negative distances, which most estimators reject.
 
     Args:
         n_neighbors: The number of neighbors, default 5.
-        mode: The entries of the matrix: "distance" (the default), or "connectivity" for ones.
+        mode: The values that the matrix contains for neighbors: "distance" (the default) for their distances, or
+            "connectivity" for 1.
         cost: The cost of matching two elements, as in :func:`bellmax.dtw`. Default "sqeuclidean".
         band: The half-width of a Sakoe–Chiba band in steps, as in :class:`bellmax.DTW`. Default None, no band.
         omega: "hard" (the default) for classical DTW, whose search uses lower bounds; or a
@@ -232,6 +234,6 @@ class DTWNeighborsTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin,
         return self
 
     def transform(self, X: Collection) -> csr_matrix:
-        """Return the graph as a sparse matrix (n, number of training series)."""
+        """Return the nearest training series of each series of X, as a sparse matrix (n, number of training series)."""
         check_is_fitted(self)
         return self.kneighbors_graph(X, self.n_neighbors + (self.mode == "distance"), self.mode)

@@ -179,42 +179,48 @@ class SequenceAlignment(LatticePaths):
     """A distribution over sequence alignments with affine gaps, as in Needleman–Wunsch, Smith–Waterman and Gotoh.
 
     An alignment pairs elements of two sequences in order. Elements without a partner are in gaps. The score of an
-    alignment is the sum of ``scores`` over its pairs, plus ``gap_open`` + (L − 1) · ``gap_extend`` for each gap of L
-    elements, as in parasail and Biopython. For BLAST's existence cost e and extension cost x, pass ``gap_open=-(e +
-    x)`` and ``gap_extend=-x``.
+    alignment is the sum of ``scores`` over its pairs, plus a score for each gap. A gap of L elements has the score
+    ``gap_open`` + (L − 1) · ``gap_extend``, as in parasail and Biopython. BLAST instead has an existence cost e and an
+    extension cost x. To use its costs, pass ``gap_open=-(e + x)`` and ``gap_extend=-x``.
 
-    The event of an alignment is the 0/1 tensor (N, M) of its pairs. Its decoded form is index pairs (..., L, 2), where
-    one −1 marks an element in a gap, see :meth:`best_alignment`. ``expected_path`` (..., N, M) is the probability of
-    each pair. It is differentiable.
+    The event of an alignment is the 0/1 tensor (N, M) of its pairs. Its decoded form is index pairs (..., L, 2). For an
+    element in a gap, the other index of the pair is −1. See :meth:`best_alignment`. ``expected_path`` (..., N, M) is
+    the probability of each pair. It is differentiable.
 
     A gap of rows contains elements of the first sequence, and a gap of columns contains elements of the second
-    sequence. If two such gaps are adjacent, the gap of rows comes first. So each global or local alignment corresponds
-    to exactly one path.
+    sequence. If a gap of rows and a gap of columns are adjacent, the gap of rows must come first. Because of this rule,
+    no global or local alignment is counted twice.
 
-    For a sparse Ω, prefer "sparsemax": "l2" also penalizes each element of a path, which favors few gaps.
+    If you want a sparse Ω, prefer "sparsemax" to "l2". Under "l2", each pair and each element in a gap lowers the score
+    of an alignment, which favors alignments with few elements in gaps.
 
     Args:
         scores: The score (..., N, M) of each pair. −∞ forbids a pair.
-        gap_open: Score of the first element of a gap, default −11: a number ≤ 0 or a tensor that broadcasts to the
-            batch shape. The score is added, so a penalty is negative. A tensor can be learned, and may be positive.
-        gap_extend: Score of each additional gap element, default −1: a number ≤ 0 or a tensor.
-        row_gaps: A pair (open, extend) of scores for gaps of rows, instead of ``gap_open`` and ``gap_extend``. Each is
-            a number or a tensor (..., N). ``open`` is the score of each row if it is the first element of a gap.
-            ``extend`` is the score of each row if it is a further element.
-        column_gaps: A pair (open, extend) of scores for gaps of columns, each a number or a tensor (..., M).
-        mode: "global" (the default) aligns all of both sequences. "local" aligns one section of each sequence, from a
-            first pair to a last pair. "semiglobal" aligns all of both sequences, but gaps at both ends are free. If
-            both sequences have a gap at the same end, only one of the two gaps is free, and the alignment corresponds
-            to more than one path.
-        lengths: A pair (rows, columns) of integers, each of the batch shape or one number. By default N and M. Entries
-            beyond the lengths are padding: they are ignored, may contain NaN and get no gradient.
+        gap_open: Score of the first element of a gap, default −11. The score is added, so a penalty is negative. Pass a
+            number ≤ 0, or a tensor that broadcasts to the batch shape. A tensor can be learned, and its values may be
+            positive.
+        gap_extend: Score of each further element of a gap, default −1. Pass a number ≤ 0 or a tensor, as for
+            ``gap_open``.
+        row_gaps: A pair (open, extend) of scores that replaces ``gap_open`` and ``gap_extend`` in gaps of rows. Each of
+            the two is a number or a tensor (..., N). ``open[i]`` is the score of row i as the first element of a gap.
+            ``extend[i]`` is the score of row i as a further element of a gap.
+        column_gaps: A pair (open, extend) of scores for gaps of columns, as ``row_gaps``. Each of the two is a number
+            or a tensor (..., M).
+        mode: "global" (the default) aligns all of both sequences. "local" aligns one section of each sequence. Both
+            sections begin and end with a pair. "semiglobal" aligns all of both sequences, but a gap at the beginning or
+            at the end has score 0. If both sequences have a gap at the same end, only one of these two gaps has score
+            0. Such an alignment is counted more than once, since either gap can be the one with score 0.
+        lengths: A pair (lengths of the first sequences, lengths of the second sequences). Each of the two is a tensor
+            of integers with the batch shape, or one number. By default N and M. Entries beyond the lengths are padding:
+            they are ignored, may contain NaN and get no gradient.
         omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
             :class:`Regularizer`.
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
-    A local alignment has at least one pair, even if no score is positive. ``gradient`` maps the name of each score in
-    use to the expected number of uses of its entries. The possible names are "scores", "matrix", "gap_open",
-    "gap_extend", "row_open", "row_extend", "column_open" and "column_extend".
+    A local alignment has at least one pair, even if no score is positive. ``gradient`` is a mapping with one tensor for
+    each score that the program uses. For each entry of the score, the tensor contains the expected number of times that
+    an alignment uses this entry. The keys of the mapping are some of "scores", "matrix", "gap_open", "gap_extend",
+    "row_open", "row_extend", "column_open" and "column_extend".
 
     >>> import bellmax as bx
     >>> a, b = "GATTACA", "GCATGCA"
@@ -277,13 +283,14 @@ class SequenceAlignment(LatticePaths):
 
         Args:
             matrix: The substitution matrix (A, A) or (..., A, A) ``[letter of a, letter of b]``, such as BLOSUM62. It
-                can be learned. ``p.gradient["matrix"]`` is the expected number of each pair of letters.
-            a: The first sequence (..., N), integers from 0 to A − 1. Padding may have any values.
-            b: The second sequence (..., M), integers from 0 to A − 1. Padding may have any values.
+                can be learned. If ``p`` is the result, ``p.gradient["matrix"]`` is the expected number of times that
+                each pair of letters is aligned.
+            a: The first sequence (..., N), integers from 0 to A − 1. The values in the padding are ignored.
+            b: The second sequence (..., M), integers from 0 to A − 1. The values in the padding are ignored.
             gap_open: Score of the first element of a gap, default −11.
             gap_extend: Score of each additional gap element, default −1.
-            row_gaps: A pair (open, extend) of scores by row, as in :class:`SequenceAlignment`.
-            column_gaps: A pair (open, extend) of scores by column, as in :class:`SequenceAlignment`.
+            row_gaps: A pair (open, extend) of scores for gaps of rows, as in :class:`SequenceAlignment`.
+            column_gaps: A pair (open, extend) of scores for gaps of columns, as in :class:`SequenceAlignment`.
             mode: "global" (the default), "local" or "semiglobal", as in :class:`SequenceAlignment`.
             lengths: A pair (rows, columns) of integers, each of the batch shape or one number. By default N and M.
             omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
@@ -345,16 +352,19 @@ class SequenceAlignment(LatticePaths):
 
     @property
     def lengths(self) -> Tensor:
-        """The numbers of rows and columns of each pair of sequences, (..., 2) int64."""
+        """The lengths of both sequences of each pair, (..., 2) int64."""
         return self._lengths if self._mode == "local" else self._lengths - 1
 
     # --- alignments
 
     def best_alignment(self) -> Tensor:
-        """Return the index pairs (i, j) of the best alignment in order, (..., N + M, 2) int64, as :meth:`decode` does.
+        """Return the index pairs (i, j) of the best alignment in order, (..., N + M, 2) int64.
 
-        If one index of a pair is −1, the element at the other index is in a gap. (−1, −1) is padding. Elements outside
-        a local alignment, and free gaps of a semiglobal alignment, are not listed.
+        :meth:`decode` returns the same tensor.
+
+        If one index of a pair is −1, the element at the other index is in a gap. (−1, −1) is padding. In the mode
+        "local", elements outside the aligned sections are not listed. In the mode "semiglobal", the gaps with score 0
+        at the ends are not listed.
         """
         return self.decode()
 

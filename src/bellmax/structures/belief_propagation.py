@@ -44,12 +44,14 @@ class _MessageGraph(NamedTuple):
 class BeliefPropagation:
     """Loopy belief propagation on a graph of V nodes, for a fixed number of iterations.
 
-    The beliefs approximate the marginal probabilities of the states of each node. On a tree, they are exact if there
-    are at least as many iterations as edges on the longest path. The iterations are plain torch operations, which
-    autograd can differentiate to any order. Call the object with the scores to get the beliefs.
+    To get the beliefs, call the object with a score for each state of each node and for each pair of states of
+    neighbors. The beliefs approximate the marginal probabilities of the states of each node. If the graph is a tree,
+    the beliefs are exact after enough iterations: as many as the longest path in the tree has edges. The iterations are
+    plain torch operations, which autograd can differentiate to any order.
 
     Args:
-        edges: The two nodes of each edge, integers (E, 2). Each pair of nodes occurs once, in either order.
+        edges: The two nodes of each edge, integers (E, 2). List each edge only once, with its two nodes in either
+            order.
 
     >>> import bellmax as bx
     >>> triangle = bx.BeliefPropagation([(0, 1), (1, 2), (2, 0)])

@@ -90,19 +90,23 @@ class ScoredChainTargets(SequenceTargets):
 
 
 class Chain(SequencePaths):
-    """A distribution over sequences of T states out of S: a linear-chain CRF or a hidden Markov model.
+    """A distribution over sequences of states, such as a linear-chain CRF or a hidden Markov model.
 
-    The event of a sequence is the 0/1 tensor (T, S, S) ``[t, current, previous]`` of its transitions. The first step
-    has no previous state. For this step, only ``potentials[..., 0, :, 0]`` is used, the score of starting in each
-    state. The decoded form is the states (..., T), −1 at masked steps.
+    A sequence has T steps, and each step has one of S states. The event of a sequence is a 0/1 tensor (T, S, S). Its
+    entry ``[t, i, j]`` is 1 if step t has state i and step t − 1 has state j. The first step has no previous state, so
+    its entries use j = 0. ``potentials[..., 0, i, 0]`` is the score of starting in state i, and ``potentials[..., 0, i,
+    j]`` with j > 0 is ignored. The decoded form of a sequence is the state of each step, integers (..., T), with −1 at
+    masked steps and in the padding.
 
     Args:
         potentials: The score (..., T, S, S) of each transition ``[t, current, previous]``. −∞ forbids a transition.
         lengths: The number of steps of each sequence, integers of the batch shape from 0 to T, default T. The lengths
-            need not be sorted. Later steps are padding: they are ignored, may contain NaN and get no gradient. A
-            sequence of length 0 has value 0.
-        mask: A mask of the steps to keep, bool or 0/1 integers (..., T), instead of ``lengths``. Masked steps may be
-            anywhere. They are skipped: the previous state of a step is the state of the last unmasked step before it.
+            need not be sorted. Steps beyond the length of a sequence are padding. Padding is ignored, may contain NaN
+            and gets no gradient. A sequence of length 0 has value 0.
+        mask: A tensor (..., T) of bool or 0/1 integers, to pass instead of ``lengths``. It is True (1) at the steps to
+            keep. The other steps, called masked, may be anywhere. Masked steps are skipped: the previous state of a
+            step is the state of the last unmasked step before this step. If step t is the first unmasked step,
+            ``potentials[..., t, i, 0]`` is the score of starting in state i.
         omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
             :class:`Regularizer`.
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
@@ -152,18 +156,21 @@ class Chain(SequencePaths):
         omega: str | Regularizer = "negentropy",
         gamma: Gamma | None = None,
     ) -> ScoredChain:
-        """Return a chain from scores of states and scores of transitions, without storing the (T, S, S) potentials.
+        """Return a chain whose potentials are sums of scores of states and scores of transitions.
+
+        The (T, S, S) potentials are not stored, which saves memory.
 
         Args:
             emissions: The score (..., T, S) of each state at each step.
             transitions: The score of each transition ``[current, previous]``: (S, S) for the whole batch, (..., S, S)
-                for each sequence, or (..., T−1, S, S) for each sequence and step. In the last case, index t − 1 is the
-                transition into step t.
+                for each sequence, or (..., T−1, S, S) for each sequence and step. If there are scores for each step,
+                ``transitions[..., t − 1, :, :]`` scores the transition from step t − 1 to step t.
             start: The score (S,) or (..., S) of each state at the first unmasked step, default 0.
             end: The score (S,) or (..., S) of each state at the last unmasked step, default 0.
             lengths: The number of steps of each sequence, integers of the batch shape from 0 to T, default T.
-            mask: A mask of the steps to keep, bool or 0/1 integers (..., T), instead of ``lengths``. Masked steps are
-                skipped: the transition into a step starts at the last unmasked step before it.
+            mask: A tensor (..., T) of bool or 0/1 integers, to pass instead of ``lengths``. It is True (1) at the steps
+                to keep. The other steps, called masked, are skipped: the transition into a step comes from the last
+                unmasked step before this step.
             omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
                 :class:`Regularizer`.
             gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
@@ -424,10 +431,10 @@ def viterbi(
     omega: str | Regularizer = "negentropy",
     gamma: Gamma | None = None,
 ) -> Tensor:
-    """Return the smoothed Viterbi score of a chain, Vit_Ω in the paper, of the batch shape.
+    """Return the smoothed Viterbi score of a chain, a tensor of the batch shape.
 
-    The result is ``Chain(potentials, ...).value``, the smoothed maximum over all state sequences. See :class:`Chain`
-    for the arguments. To get the best sequence, call ``Chain(...).decode()``.
+    The result is ``Chain(potentials, ...).value``: the smoothed maximum of the scores of all state sequences. See
+    :class:`Chain` for the arguments. To get the best sequence, call ``Chain(...).decode()``.
 
     >>> viterbi(torch.zeros(3, 2, 2), omega="hard")  # each of the eight sequences has score 0
     tensor(0.)

@@ -110,27 +110,35 @@ class FrameForm(WalkForm):
 
 
 class CTC(LatticePaths):
-    """A distribution over the CTC alignments (connectionist temporal classification) of a target with frames.
+    """A distribution over alignments of T frames with a target: connectionist temporal classification (CTC).
 
-    An alignment assigns each frame a label or the blank. Merging repeats and then removing blanks must give the target.
-    So there is a blank between two equal adjacent labels. The event of an alignment is a 0/1 tensor (T, V) with one 1
-    per frame. Its decoded form is the label or blank of each frame, (..., T), −1 in the padding. Under negentropy,
-    ``value`` is log p(target), and ``expected_path`` (..., T, V) is the posterior probability of each label at each
-    frame. Both are differentiable with respect to ``log_probs``.
+    The target is a sequence of labels, such as the letters of a word. An alignment assigns each frame a label or the
+    blank, a special class that means "no label". An alignment is valid if two steps turn it into the target: first
+    merge equal neighbors, then remove the blanks. For example, with the blank written as ·, both aa·b and ·abb are
+    alignments of the target ab. If the target contains a label twice in a row, a blank must separate the two, since
+    equal neighbors are merged. The event of an alignment is a 0/1 tensor (T, V), where V is the number of classes. Row
+    t has a single 1, at the class of frame t. The decoded form of an alignment is the class of each frame, integers
+    (..., T), with −1 in the padding. Under negentropy with γ = 1, ``value`` is the log-probability of the target.
+    ``expected_path`` (..., T, V) is the posterior probability of each class at each frame. ``value`` and
+    ``expected_path`` are differentiable with respect to ``log_probs``.
 
-    A target needs one frame for each label, and one more frame for each pair of equal adjacent labels. If there are
-    fewer frames, the value is −∞ and the gradient is 0. If ``lengths`` is not passed and a batch has L > T, the
-    constructor raises ``ValueError``, since the targets are probably padded.
+    A target needs at least one frame for each label. If a label is repeated directly, the target needs one more frame
+    for the blank between the two labels. If a batch member has fewer frames than its target needs, its value is −∞ and
+    its gradient is 0. If the targets of a batch have more labels than there are frames (L > T), they are probably
+    padded. The constructor then raises ``ValueError`` unless ``lengths`` is passed.
 
     Args:
-        log_probs: The score (..., T, V) of each label at each frame, usually from ``log_softmax``. −∞ forbids a label.
-        targets: The target labels, integers (..., L) from 0 to V − 1 without the blank. The batch dimensions of
-            ``targets`` and ``log_probs`` broadcast, so (L,) is one target for the whole batch. Concatenated targets,
-            which torch's ``ctc_loss`` accepts, are not accepted here. Pad them instead. On a GPU and under
-            ``torch.compile``, the labels are not checked.
-        lengths: A pair (frames, labels) of integers, each of the batch shape or one number: frames from 1 to T, labels
-            from 0 to L. By default T and L. Entries beyond the lengths are padding: they are ignored, may contain NaN
-            and get no gradient.
+        log_probs: The score (..., T, V) of each class at each frame, usually from ``log_softmax``. A score of −∞
+            forbids the class at that frame.
+        targets: The target labels, integers (..., L) from 0 to V − 1. The blank is not allowed in a target. If
+            ``targets`` has the shape (L,), the whole batch shares this target. Pad targets of different lengths to the
+            shape (..., L). Unlike torch's ``ctc_loss``, this class does not accept the targets of a batch concatenated
+            into one dimension. On a GPU and under ``torch.compile``, invalid labels raise no error, since the labels
+            are not checked.
+        lengths: A pair (frames, labels): the number of frames of each batch member, from 1 to T, and the number of its
+            labels, from 0 to L. By default, these numbers are T and L. Each item of the pair is an integer tensor of
+            the batch shape, or one number for the whole batch. Frames and labels beyond these lengths are padding.
+            Padding is ignored, may contain NaN and gets no gradient.
         blank: The class of the blank, default 0.
         omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
             :class:`Regularizer`.
@@ -213,7 +221,7 @@ class CTC(LatticePaths):
 
     @property
     def log_probs(self) -> Tensor:
-        """The score of each label at each frame, (..., T, V)."""
+        """The score of each class at each frame, (..., T, V)."""
         return self._scores[0]
 
     @property
@@ -223,15 +231,16 @@ class CTC(LatticePaths):
 
     @property
     def lengths(self) -> Tensor:
-        """The numbers of frames and labels of each sequence, (..., 2) int64."""
+        """The number of frames and the number of labels of each batch member, (..., 2) int64."""
         return self._lengths - torch.tensor([0, 1], device=self.device)
 
     # --- alignments as labels
 
     def best_labels(self) -> Tensor:
-        """Return the label or blank of each frame on the best path, (..., T) int64, as :meth:`decode` does.
+        """Return the class of each frame, a label or the blank, on the best path.
 
-        The result is −1 in the padding. If no path exists, all labels are −1.
+        The result (..., T) int64 equals the result of :meth:`decode`. It is −1 in the padding. If no path exists, all
+        entries are −1.
 
         >>> import bellmax as bx
         >>> bx.CTC(torch.zeros(2, 4, 3), torch.tensor([1, 1]), lengths=([4, 3], 2)).best_labels()[1]
@@ -240,19 +249,22 @@ class CTC(LatticePaths):
         return self.decode()
 
     def sample_labels(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Return the label of each frame on random paths, (*sample_shape, ..., T) int64, −1 in the padding."""
+        """Return the class of each frame, a label or the blank, on random paths.
+
+        The result (*sample_shape, ..., T) int64 is −1 in the padding.
+        """
         return self.sample_decoded(sample_shape)
 
     @property
     def marginals(self) -> Tensor:
-        """Probability of each label at each frame, (..., T, V). Differentiable."""
+        """Probability of each class at each frame, (..., T, V). Differentiable."""
         return self.expected_path
 
     def spans(self) -> Tensor:
-        """Return the span of frames of each target label on the best path, (..., L, 2) int64 [start, end].
+        """Return the span ``[start, end]`` of frames of each target label on the best path, (..., L, 2) int64.
 
-        The label has the frames from ``start`` to ``end`` − 1. The span is (−1, −1) in the padding. If no path exists,
-        all spans are (−1, −1).
+        On the best path, frames ``start`` to ``end`` − 1 have the label. In the padding of the target, the span is (−1,
+        −1). If no path exists, all spans are (−1, −1).
 
         >>> import bellmax as bx
         >>> bx.CTC(torch.tensor([[0.0, 1.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]), torch.tensor([1, 2])).spans()
@@ -266,8 +278,10 @@ class CTC(LatticePaths):
     def confidence(self) -> Tensor:
         """Posterior probability of each target position, averaged over its span, (..., L). Differentiable.
 
-        :meth:`spans` returns the spans. If a target contains a label twice, such as the l of "hello", each of the two
-        positions has a separate posterior. If a position has no span, its confidence is 0.
+        At each frame, the posterior is the probability that the frame has the label at this position of the target. The
+        average is over the frames of the span, which :meth:`spans` returns. If a target contains a label twice, such as
+        the l of "hello", the probabilities of the two positions are computed separately. In the padding, and if no path
+        exists, the confidence is 0.
 
         >>> import bellmax as bx
         >>> p = bx.CTC(torch.tensor([0.0, 1.0]).expand(5, 2), torch.tensor([1, 1]))

@@ -37,19 +37,23 @@ Edges: TypeAlias = "Tensor | NDArray[np.integer[Any]] | Sequence[tuple[Hashable,
 
 
 class DAG(StoredGraph):
-    """A directed acyclic graph (DAG) with one start node and one end node, for shortest and longest paths.
+    """A directed acyclic graph (DAG) with one start node and one end node.
+
+    To find best paths or to get a distribution over paths, call :meth:`paths` with a score or a cost for each edge.
 
     Args:
-        edges: The edges (parent, child) in any order: integers (E, 2), or pairs of names. A name is any hashable
-            object. Names are numbered in the order of their first appearance. Parallel edges are separate edges.
+        edges: E pairs (parent, child) of nodes, in any order. An edge leads from the parent to the child. Pass integers
+            (E, 2) to identify nodes by number, or pairs of names. A name is any hashable object. The first name in
+            ``edges`` becomes node 0, the next new name becomes node 1, and so on. Two edges may connect the same two
+            nodes, and each of them then has a separate weight.
         num_nodes: The number of nodes N, by default one more than the largest node in ``edges``. Only valid if nodes
             are integers.
         start: The node where paths start, by default the only node without parents.
         end: The node where paths end, by default the only node without children.
 
-    If ``start`` or ``end`` is passed, edges that are on no path between them are pruned. A pruned edge keeps its number
-    and its weight, and the gradient of the weight is 0. The remaining edges must not form a cycle. The attribute
-    ``nodes`` lists the names of the nodes.
+    If ``start`` or ``end`` is passed, edges that no path from start to end uses are pruned. A pruned edge still has an
+    entry in the weights and in the events. No path uses a pruned edge, so the gradient of its weight is 0. The edges
+    that are not pruned must not form a cycle. The attribute ``nodes`` lists the names of the nodes.
 
     >>> import bellmax as bx
     >>> dag = bx.DAG([(0, 1), (0, 2), (1, 3), (2, 3)])
@@ -61,14 +65,14 @@ class DAG(StoredGraph):
     >>> p.best_path()
     tensor([1., 0., 1., 0.])
 
-    Names, and costs instead of scores:
+    Nodes can have names, and weights can be costs instead of scores:
 
     >>> trip = bx.DAG([("home", "bus"), ("home", "bike"), ("bus", "work"), ("bike", "work")])
     >>> p = trip.paths(torch.tensor([5.0, 1.0, 10.0, 12.0]), omega="hard", minimize=True)
     >>> p.value, trip.path_nodes(p.best_path())
     (tensor(13.), ['home', 'bike', 'work'])
 
-    Paths between two nodes of a larger graph:
+    To use only the paths between two nodes of a larger graph, pass ``start`` and ``end``:
 
     >>> roads = bx.DAG([("a", "b"), ("b", "c"), ("a", "c"), ("c", "d"), ("x", "b")], start="a", end="c")
     >>> roads.paths(torch.zeros(5)).expected_path
@@ -115,10 +119,11 @@ class DAG(StoredGraph):
 
     @classmethod
     def from_matrix(cls, theta: Tensor, *, start: int | None = None, end: int | None = None) -> DAG:
-        """Return a graph with an edge for each entry above −∞ of a matrix (..., N, N) ``[child, parent]``.
+        """Return the graph whose edges are the entries above −∞ of a matrix (..., N, N) ``[child, parent]``.
 
-        If an entry is −∞ in the whole batch, the graph has no such edge. Edges are numbered row by row. To get the
-        weights of the edges from the matrix, call :meth:`matrix_to_edges`.
+        Entry ``[i, j]`` becomes an edge from node j to node i if it is above −∞ for at least one batch member. Edges
+        are numbered in the order of the entries, row by row. To get the weights of the edges from the matrix, call
+        :meth:`matrix_to_edges`.
 
         Args:
             theta: The matrix of weights (..., N, N).
@@ -140,9 +145,10 @@ class DAG(StoredGraph):
     def from_networkx(
         cls, graph: nx.DiGraph[Any], *, start: Hashable | None = None, end: Hashable | None = None
     ) -> DAG:
-        """Return the DAG with the nodes, names and edges of a networkx DiGraph or MultiDiGraph.
+        """Convert a networkx DiGraph or MultiDiGraph to a DAG with the same nodes, names and edges.
 
-        Nodes are numbered in the order of ``graph.nodes``, edges in the order of ``graph.edges``.
+        Nodes are numbered in the order of ``graph.nodes``, and edges are numbered in the order of ``graph.edges``.
+        Weights stored in the networkx graph are not read. Pass them to :meth:`paths`, as in the example.
 
         Args:
             graph: The networkx graph.
@@ -195,7 +201,7 @@ class DAG(StoredGraph):
         return self._depth
 
     def matrix_to_edges(self, matrix: Tensor) -> Tensor:
-        """Return the entry of a matrix (..., N, N) ``[child, parent]`` for each edge, (..., E)."""
+        """Convert a matrix (..., N, N) ``[child, parent]`` to a value for each edge (..., E)."""
         if matrix.shape[-2:] != (self.num_nodes, self.num_nodes):
             raise ValueError(
                 f"matrix must have shape (..., {self.num_nodes}, {self.num_nodes}), got {tuple(matrix.shape)}"
@@ -207,7 +213,7 @@ class DAG(StoredGraph):
     def edges_to_matrix(self, values: Tensor) -> Tensor:
         """Convert a value for each edge (..., E) to a matrix (..., N, N) ``[child, parent]``.
 
-        Entries without an edge are 0. Values of parallel edges are added.
+        If there is no edge from a parent to a child, their entry is 0. If there are several, their values are added.
         """
         if values.shape[-1:] != (self.num_edges,):
             raise ValueError(f"values must have shape (..., {self.num_edges}), got {tuple(values.shape)}")
@@ -230,10 +236,11 @@ class DAG(StoredGraph):
         Args:
             weights: The scores (..., E) of the edges. −∞ removes an edge.
             omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
-                :class:`Regularizer`. For a sparse Ω, prefer "sparsemax": "l2" also penalizes long paths.
+                :class:`Regularizer`. If most paths should have probability 0, choose "sparsemax" rather than "l2":
+                under "l2", longer paths also become less probable.
             gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
-            minimize: If True, treat weights as costs: ``value`` is a smoothed minimum, the best path has the least
-                cost, ``topk`` is in ascending order, and +∞ removes an edge. Default False.
+            minimize: If True, treat weights as costs. Then ``value`` is a smoothed minimum, the best path has the least
+                cost, and ``topk`` starts with the least cost. A cost of +∞ removes the edge. Default False.
 
         >>> dag = DAG([(0, 1), (0, 2), (1, 3), (2, 3)])
         >>> dag.paths(torch.zeros(4)).expected_path
@@ -247,9 +254,9 @@ class DAG(StoredGraph):
         return are_integers(path) and has_fewer
 
     def path_nodes(self, path: Tensor) -> list[Any]:
-        """Return the list of nodes that a path visits, from start to end, by name.
+        """Return the list of the names of the nodes that a path visits, from start to end.
 
-        For several paths, return nested lists. If a path has no edges, its list is empty.
+        For several paths, return nested lists. If ``path`` contains no edges, since no path exists, the list is empty.
 
         Args:
             path: An event (..., E), or the numbers of the edges (..., L), as ``decode()`` returns them.

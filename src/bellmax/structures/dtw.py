@@ -257,32 +257,40 @@ class PairForm(WalkForm):
 
 
 class DTW(LatticePaths):
-    """A distribution over the warping paths of dynamic time warping (DTW), given the cost of each match.
+    """A distribution over the alignments (warping paths) of two series: dynamic time warping (DTW).
 
-    An alignment of series with N and M elements leads from cell (0, 0) to cell (N−1, M−1). Its moves are diagonal, down
-    or to the right. Its cost is the sum over the cells that it visits. Its event is a 0/1 tensor (N, M) of these cells.
-    Its decoded form is index pairs (..., L, 2), padded with −1. The program minimizes: ``value`` is a smoothed minimum,
-    which is concave in ``cost``. Ties are broken in favor of the diagonal move, then the move down, then the move to
-    the right.
+    The series have N and M elements. Cell (i, j) of an N × M grid matches element i of the first series with element j
+    of the second. An alignment is a path through the grid from cell (0, 0) to cell (N − 1, M − 1). From cell (i, j), an
+    alignment moves down to (i + 1, j), right to (i, j + 1) or diagonally to (i + 1, j + 1). The cost of an alignment is
+    the sum of the costs of the cells that it visits. The event of an alignment is a 0/1 tensor (N, M) that is 1 at
+    these cells. The decoded form of an alignment lists the index pairs (i, j) of these cells in order, (..., L, 2),
+    padded with −1. ``value`` is the smoothed minimum of the costs of all alignments. It is a concave function of
+    ``cost``. If several moves into a cell give the same least cost, the best alignment uses the diagonal move, or else
+    the move down.
 
     Args:
         cost: The cost (..., N, M) of each cell, a tensor, an array or nested lists. +∞ forbids a cell.
-        lengths: A pair (rows, columns) of integers, the lengths of both series, each of the batch shape or one number.
-            They are from 1 to N and from 1 to M, by default N and M. The last cell is (rows − 1, columns − 1). Cells
-            beyond the lengths are padding: they are ignored, may contain NaN and get no gradient.
-        band: The half-width of a Sakoe–Chiba band in steps, 0 or at least 1, default None for no band. For a tenth of
-            the length, pass ``int(0.1 * N)``. In the following, N and M are the lengths of the two series. If N = M,
-            the band contains the cells with \\|i − j\\| ≤ band. Otherwise, the band follows the slanted diagonal:
-            \\|i(M−1) − j(N−1)\\| ≤ max(band, ½)(max(N, M) − 1). Every band contains at least one alignment.
-        step_weights: Three factors that multiply the cost of a cell, one for each kind of move into the cell: diagonal,
-            down (i grows), right (j grows). Pass numbers, or a tensor (3,) or (..., 3), which can be learned. Default
-            1. With (2, 1, 1), a diagonal move costs as much as two other moves. The cost of the first cell has factor
-            1.
-        step_penalties: Three penalties, one for each kind of move: diagonal, down, right. A penalty is added to the
-            cost of each move of its kind. Pass numbers, or a tensor (3,) or (..., 3). Default 0.
-        open_begin: If True, an alignment may begin at any cell of the first row. The first series is then matched with
-            a section of the second series. Default False.
-        open_end: If True, an alignment may end at any cell of the last row. Default False.
+        lengths: A pair (rows, columns): the length of the first series, from 1 to N, and the length of the second
+            series, from 1 to M. By default, the lengths are N and M. Each item of the pair is an integer tensor of the
+            batch shape, or one number for the whole batch. An alignment then ends at cell (rows − 1, columns − 1).
+            Cells beyond the lengths are padding. Padding is ignored, may contain NaN and gets no gradient.
+        band: The half-width of a Sakoe–Chiba band in steps, 0 or at least 1, default None for no band. Cells outside of
+            the band are forbidden. For a half-width of a tenth of the length, pass ``int(0.1 * N)``. If both series
+            have the same length, the band contains the cells with \\|i − j\\| ≤ band. If their lengths n and m differ,
+            the band follows the straight line from the first cell to the last cell. It then contains the cells with
+            \\|i(m−1) − j(n−1)\\| ≤ max(band, ½)(max(n, m) − 1). Every band contains at least one alignment.
+        step_weights: Three factors, one for each kind of move: diagonal, down (i grows), right (j grows). If an
+            alignment enters a cell by a move, it pays the cost of the cell times the factor of the move. Pass three
+            numbers, or a tensor (3,), or a tensor (..., 3) with different factors for each batch member. A tensor can
+            be learned. By default, all factors are 1. For example, with (2, 1, 1), an alignment pays the cost of a cell
+            twice if it enters the cell diagonally. The cost of the first cell always has factor 1.
+        step_penalties: Three penalties, one for each kind of move: diagonal, down, right. Each move adds the penalty of
+            its kind to the cost of the alignment. Pass three numbers, or a tensor (3,), or a tensor (..., 3) with
+            different penalties for each batch member. By default, all penalties are 0.
+        open_begin: If True, an alignment may begin at any cell (0, j) of the first row. The first j elements of the
+            second series are then left out. Default False.
+        open_end: If True, an alignment may end at any cell of the last row. The elements of the second series after
+            this cell are then left out. Default False.
         omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
             :class:`Regularizer`.
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
@@ -380,17 +388,17 @@ class DTW(LatticePaths):
 
     @property
     def step_weights(self) -> Tensor | None:
-        """Factors of the cost for each kind of move, (3,) or (..., 3)."""
+        """The argument ``step_weights`` as a tensor, (3,) or (..., 3), or None if it was not passed."""
         return self._solver.step_weights if isinstance(self._solver, StepSolver) else None
 
     @property
     def step_penalties(self) -> Tensor | None:
-        """Terms added to the cost of each kind of move, (3,) or (..., 3)."""
+        """The argument ``step_penalties`` as a tensor, (3,) or (..., 3), or None if it was not passed."""
         return self._solver.step_penalties if isinstance(self._solver, StepSolver) else None
 
     @property
     def lengths(self) -> Tensor:
-        """The lengths of both series of each pair, (..., 2) int64."""
+        """The length of the first series and of the second series for each batch member, (..., 2) int64."""
         if not self._solver.integers:
             return torch.tensor(self.event_shape, device=self.device).expand(*self.batch_shape, 2)
         return self._lengths
@@ -398,11 +406,17 @@ class DTW(LatticePaths):
     # --- alignments
 
     def best_alignment(self) -> Tensor:
-        """Return the index pairs of the alignment of least cost, (..., N + M − 1, 2) int64, as :meth:`decode` does."""
+        """Return the index pairs of the alignment of least cost, padded with −1.
+
+        The result (..., N + M − 1, 2) int64 equals the result of :meth:`decode`.
+        """
         return self.decode()
 
     def sample_alignments(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Return random alignments as index pairs, (*sample_shape, ..., N + M − 1, 2) int64, padded with −1."""
+        """Return random alignments as index pairs, padded with −1.
+
+        The result has the shape (*sample_shape, ..., N + M − 1, 2) and the dtype int64.
+        """
         return self.sample_decoded(sample_shape)
 
     @property
@@ -412,9 +426,10 @@ class DTW(LatticePaths):
 
     @property
     def gradient(self) -> dict[str, Tensor]:
-        """Gradient of the value: a mapping with "cost" and, if passed, "step_weights" and "step_penalties".
+        """Gradient of the value with respect to each argument: a mapping from names to tensors. Differentiable.
 
-        Differentiable. Without step weights, ``gradient["cost"]`` is the expected path.
+        The names are "cost" and, if they were passed, "step_weights" and "step_penalties". If ``step_weights`` was not
+        passed, ``gradient["cost"]`` is the expected path.
         """
         if not isinstance(self._solver, StepSolver):
             return super().gradient
@@ -463,10 +478,12 @@ class DTW(LatticePaths):
         return [z, *self._solver.move_costs(z, None)] if isinstance(self._solver, StepSolver) else [z]
 
     def hessian_product(self, z: Tensor) -> Tensor:
-        """Return the product of the Hessian of the value with a direction z, of the shape of the cost.
+        """Return the product of the Hessian of the value and a direction z, (..., N, M).
+
+        The Hessian contains the second derivatives of the value with respect to ``cost``.
 
         Args:
-            z: The direction, a tensor that broadcasts to the cost.
+            z: The direction, a tensor that broadcasts to the shape of ``cost``.
 
         """
         product, *move_products = self._solver.hessian_product(self._direction(z))

@@ -44,25 +44,28 @@ _MAX_EDGES = 10**8  # of a derivation, since a sample has a number for each
 
 
 class Hypergraph(StoredGraph):
-    """An acyclic hypergraph with one goal node, for grammars, parse charts and other programs whose paths branch.
+    """An acyclic hypergraph with one goal node, for grammars and other dynamic programs whose paths are trees.
 
-    An edge leads from any number of tail nodes to one head node. A derivation of a node consists of one of the edges
-    into the node, and a derivation of each tail of this edge. An edge without tails is a derivation of its head.
+    An edge leads from any number of nodes, its tails, to one node, its head. To derive a node, choose one edge into the
+    node, and then derive each tail of this edge. An edge without tails derives its head at once. The edges chosen for
+    the goal node and for all nodes below it form a derivation. For a distribution over derivations, call
+    :meth:`derivations` with a score or a cost for each edge.
 
     Args:
-        edges: The edges (head, tails) in any order. Tails are a tuple or a list of nodes, which may repeat. Nodes are
-            integers or names. A name is any hashable object. Names are numbered in the order of their first appearance.
-            Alternatively, integers (E, 1 + A), where A is the largest number of tails. Each row has a head and its
-            tails, padded with −1.
+        edges: E pairs (head, tails) in any order. The head is a node, and the tails are a tuple or a list of nodes. The
+            same node may occur several times in the tails of an edge. Nodes are integers or names. A name is any
+            hashable object. Names are numbered in the order in which they first appear in ``edges``. You can also pass
+            an integer tensor (E, 1 + A), where A is the largest number of tails of an edge. Each row then contains the
+            head and the tails of an edge, padded with −1.
         num_nodes: The number of nodes N, by default one more than the largest node in ``edges``. Only valid if nodes
             are integers.
-        weight_of: The index of the weight of each edge, integers (E,). Edges with equal indices share a weight. By
-            default, every edge has a separate weight.
+        weight_of: Integers (E,): for each edge, the index of its weight in the argument ``weights`` of
+            :meth:`derivations`. Edges with equal indices share a weight. By default, every edge has a separate weight.
         goal: The node to derive, by default the only node that is not the tail of an edge.
 
-    If ``goal`` is passed, edges that no derivation of the goal uses are pruned, such as the unused items of a chart. A
-    pruned edge keeps its number and its weight, and the gradient of the weight is 0. The attribute ``nodes`` lists the
-    names of the nodes.
+    If ``goal`` is passed, edges that no derivation of the goal uses are pruned. A pruned edge keeps its number and its
+    weight, but no derivation uses the edge. The edge therefore adds nothing to the gradient of its weight. The
+    attribute ``nodes`` lists the names of the nodes.
 
     For example, there are two ways to bracket three words:
 
@@ -76,7 +79,7 @@ class Hypergraph(StoredGraph):
     >>> h.derivation_edges(p.best_path())
     [('abc', ('a', 'bc')), ('a', ()), ('bc', ('b', 'c')), ('b', ()), ('c', ())]
 
-    The derivations of "ab" in the same hypergraph:
+    To derive another node of a hypergraph, such as "ab" above, pass ``goal``:
 
     >>> pair = bx.Hypergraph(h.edges, goal="ab")
     >>> pair.derivations(torch.zeros(7)).expected_path
@@ -138,12 +141,12 @@ class Hypergraph(StoredGraph):
 
     @property
     def num_weights(self) -> int:
-        """The number W of weights, which is E unless edges share weights."""
+        """The number W of weights. It equals the number of edges, E, unless edges share weights."""
         return self._num_weights
 
     @property
     def edges(self) -> list[tuple[Any, tuple[Any, ...]]]:
-        """The edges (head, tails), with the names of the nodes."""
+        """The edges as pairs (head, tails) of node names."""
         offset, tails = self.tail_offset.tolist(), [self.nodes[node] for node in self.tails.tolist()]
         return [
             (self.nodes[h], tuple(tails[a:b])) for h, a, b in zip(self.heads.tolist(), offset, offset[1:], strict=False)
@@ -151,7 +154,7 @@ class Hypergraph(StoredGraph):
 
     @property
     def by_edge(self) -> Hypergraph:
-        """This hypergraph with a separate weight for each edge."""
+        """The hypergraph with the same edges in which each edge has a separate weight."""
         if self.weight_of is None:
             return self
         other = object.__new__(Hypergraph)
@@ -176,12 +179,14 @@ class Hypergraph(StoredGraph):
         """Return the distribution over derivations of the goal, given the weights of the edges.
 
         Args:
-            weights: The scores (..., E) of the edges, or (..., W) if edges share weights. −∞ removes an edge.
+            weights: The score of each edge, (..., E). If edges share weights, pass the W shared weights instead, (...,
+                W). −∞ removes the edges with this weight.
             omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
-                :class:`Regularizer`. For a sparse Ω, prefer "sparsemax": "l2" also penalizes large derivations.
+                :class:`Regularizer`. If most derivations should have probability 0, choose "sparsemax" rather than
+                "l2": under "l2", larger derivations also become less probable.
             gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
-            minimize: If True, treat weights as costs: ``value`` is a smoothed minimum, the best derivation has the
-                least cost, ``topk`` is in ascending order, and +∞ removes an edge. Default False.
+            minimize: If True, treat weights as costs. Then ``value`` is a smoothed minimum, the best derivation has the
+                least cost, and ``topk`` starts with the least cost. A cost of +∞ removes the edge. Default False.
 
         >>> h = Hypergraph([("a", ()), ("b", ()), ("ab", ("a", "b"))])
         >>> h.derivations(torch.tensor([1.0, 2.0, 0.5])).value
@@ -190,14 +195,15 @@ class Hypergraph(StoredGraph):
         return Derivations(self, weights, omega=omega, gamma=gamma, minimize=minimize)
 
     def derivation_edges(self, derivation: Tensor | list[Any]) -> list[Any]:
-        """Return the list of edges (head, tails) of a derivation, by name.
+        """Return the edges of a derivation as a list of pairs (head, tails) of node names.
 
-        For several derivations, return nested lists. The first edge leads to the goal. Then come all edges below the
-        first tail of this edge, then all edges below the second tail, and so on. If a derivation has no edges, its list
-        is empty.
+        The list starts with the edge into the goal. Next come all edges that derive the first tail of this edge, then
+        all edges that derive the second tail, and so on. For several derivations, return nested lists. If
+        ``derivation`` contains no edges, since no derivation exists, the list is empty.
 
         Args:
-            derivation: An event (..., E), or the numbers of the edges in nested lists, as ``decode()`` returns them.
+            derivation: A tensor (..., E) that counts how often the derivation uses each edge, or the numbers of the
+                edges in nested lists, as ``decode()`` returns them.
 
         """
         if isinstance(derivation, list):

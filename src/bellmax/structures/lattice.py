@@ -55,7 +55,9 @@ class _NamedTerm:
 
 @dataclass(frozen=True, repr=False)
 class Score:
-    """A formula for the score of a move, a node, a start or an end, evaluated in each cell (i, j).
+    """A formula for a score, which is evaluated in each cell (i, j) of the grid.
+
+    The score can belong to a move, a node, a start or an end.
 
     To make a score, call :func:`cell`, :func:`row`, :func:`column`, :func:`scalar`, :func:`at_class`, :func:`gather`,
     :func:`cell_label`, :func:`cell_class` or :func:`pair`. You can add scores to each other and to numbers, and
@@ -112,11 +114,12 @@ def as_score(score: ScoreLike | None) -> Score:
 
 
 def cell(name: str, rows: int = 0, columns: int = 0) -> Score:
-    """Score that reads entry [i + rows, j + columns] of a tensor (..., N, M).
+    """Score of cell (i, j) that is the entry [i + rows, j + columns] of a tensor (..., N, M).
 
     Args:
         name: The name of the tensor, a key of the mapping that :meth:`bellmax.Lattice.paths` takes.
-        rows: The offset of the row, default 0. It is often −1, since a grid has one more row than a sequence.
+        rows: The offset of the row, default 0. It is often −1: if the grid begins with an additional row, row i of the
+            grid belongs to element i − 1 of a sequence.
         columns: The offset of the column, default 0.
 
     >>> cell("cost", -1, -1)
@@ -126,7 +129,7 @@ def cell(name: str, rows: int = 0, columns: int = 0) -> Score:
 
 
 def row(name: str, rows: int = 0) -> Score:
-    """Score that reads entry [i + rows] of a tensor (..., N).
+    """Score of cell (i, j) that is the entry [i + rows] of a tensor (..., N).
 
     Args:
         name: The name of the tensor.
@@ -139,7 +142,7 @@ def row(name: str, rows: int = 0) -> Score:
 
 
 def column(name: str, columns: int = 0) -> Score:
-    """Score that reads entry [j + columns] of a tensor (..., M).
+    """Score of cell (i, j) that is the entry [j + columns] of a tensor (..., M).
 
     Args:
         name: The name of the tensor.
@@ -152,7 +155,7 @@ def column(name: str, columns: int = 0) -> Score:
 
 
 def scalar(name: str) -> Score:
-    """Score that is one number in every cell, from a tensor of the batch shape or a number.
+    """Score that is the same in every cell. Its value is a number, or a tensor of the batch shape.
 
     Args:
         name: The name of the tensor.
@@ -171,13 +174,14 @@ def _constant_axis(name: str, number: int) -> Axis:
 
 
 def at_class(name: str, *classes: int, rows: int = 0) -> Score:
-    """Score that reads entry [i + rows, *classes] of a tensor (..., N, V), at a constant class.
+    """Score of cell (i, j) that is the entry [i + rows, class] of a tensor (..., N, V), where the class is constant.
 
-    If a tensor (..., N, U, V) has two dimensions after the rows, such as duration and class, pass two indices.
+    A tensor (..., N, U, V) has two dimensions after the rows, for example duration and class. For such a tensor, pass
+    two indices.
 
     Args:
         name: The name of the tensor.
-        classes: The constant index of each dimension after the rows.
+        classes: The index of the class. If there are several dimensions after the rows, one index for each of them.
         rows: The offset of the row, default 0.
 
     >>> at_class("log_probs", 0, rows=-1)  # class 0, such as the blank
@@ -187,7 +191,9 @@ def at_class(name: str, *classes: int, rows: int = 0) -> Score:
 
 
 def gather(name: str, labels: str, rows: int = 0, columns: int = 0) -> Score:
-    """Score that reads entry [i + rows, y[j + columns]] of a tensor (..., N, V), at the label of the column.
+    """Score of cell (i, j) that is the entry [i + rows, y[j + columns]] of a tensor (..., N, V).
+
+    Here y are the labels of the columns.
 
     Args:
         name: The name of the tensor.
@@ -202,7 +208,9 @@ def gather(name: str, labels: str, rows: int = 0, columns: int = 0) -> Score:
 
 
 def cell_label(name: str, labels: str, rows: int = 0, columns: int = 0) -> Score:
-    """Score that reads entry [i + rows, j + columns, y[j + columns]] of a tensor (..., N, M, V), at the column's label.
+    """Score of cell (i, j) that is the entry [i + rows, j + columns, y[j + columns]] of a tensor (..., N, M, V).
+
+    Here y are the labels of the columns.
 
     Args:
         name: The name of the tensor.
@@ -217,11 +225,12 @@ def cell_label(name: str, labels: str, rows: int = 0, columns: int = 0) -> Score
 
 
 def cell_class(name: str, number: int, rows: int = 0, columns: int = 0) -> Score:
-    """Score that reads entry [i + rows, j + columns, number] of a tensor (..., N, M, V), at a constant class.
+    """Score of cell (i, j) that is the entry [i + rows, j + columns, number] of a tensor (..., N, M, V), where the
+    class ``number`` is constant.
 
     Args:
         name: The name of the tensor.
-        number: The class.
+        number: The index of the class.
         rows: The offset of the row, default 0.
         columns: The offset of the column, default 0.
 
@@ -232,7 +241,9 @@ def cell_class(name: str, number: int, rows: int = 0, columns: int = 0) -> Score
 
 
 def pair(name: str, x: str, y: str, rows: int = 0, columns: int = 0) -> Score:
-    """Score that reads entry [x[i + rows], y[j + columns]] of a matrix (..., A, B), at the labels of row and column.
+    """Score of cell (i, j) that is the entry [x[i + rows], y[j + columns]] of a matrix (..., A, B).
+
+    Here x are the labels of the rows, and y are the labels of the columns.
 
     Args:
         name: The name of the matrix, such as a substitution matrix.
@@ -252,18 +263,22 @@ def pair(name: str, x: str, y: str, rows: int = 0, columns: int = 0) -> Score:
 
 @dataclass(frozen=True)
 class Move:
-    """A move of a :class:`Lattice` from cell (i − di, j − dj), state ``source``, to cell (i, j), state ``target``.
+    """A move of a :class:`Lattice` from cell (i − di, j − dj) to cell (i, j).
+
+    The move leaves the first cell in the state ``source`` and enters the second cell in the state ``target``.
 
     Args:
         di: The number of rows that the move advances, at least 0.
-        dj: The number of columns that the move advances, at least 0. If both are 0, the move must lead to a higher
-            state.
-        source: The state that the move leaves, default 0. A tuple of states stands for one move from each state.
+        dj: The number of columns that the move advances, at least 0. If ``di`` and ``dj`` are both 0, the state number
+            ``target`` must be larger than the state number ``source``.
+        source: The state that the move leaves, default 0. A tuple of states stands for several moves, one from each
+            state of the tuple.
         target: The state that the move enters, default 0.
-        score: The score of the move, default 0. It is evaluated at the cell (i, j) where the move arrives. If the score
-            has no entry for a cell, the move into this cell does not exist.
-        where: A mask: :func:`row`, :func:`column` or :func:`cell` of a bool tensor. The move exists only where the mask
-            is True. The string "name" stands for ``column("name")``. By default, the move is allowed everywhere.
+        score: The score of the move, default 0, for example ``cell("cost")``. The score is read at the cell (i, j)
+            where the move arrives. If the score has no entry for a cell, the move into this cell does not exist.
+        where: A mask: :func:`row`, :func:`column` or :func:`cell` with the name of a bool tensor. The move into a cell
+            exists only if the mask is True at this cell. A string ``"name"`` is short for ``column("name")``. By
+            default, the move is allowed everywhere.
 
     >>> Move(1, 1, score=cell("cost", -1, -1))
     Move(1, 1, score=cost[i-1, j-1])
@@ -311,11 +326,12 @@ def _endpoints(cells: str, states: tuple[States, ...]) -> _Endpoints:
 def corner(*states: States) -> _Endpoints:
     """Let paths start in the first cell, or end in the last cell.
 
-    The result is a value for the arguments ``start`` and ``end`` of :class:`bellmax.Lattice`.
+    Pass the result as the argument ``start`` or ``end`` of :class:`bellmax.Lattice`.
 
     Args:
-        states: The states where paths may start or end, default 0. To give states a score, pass a mapping from states
-            to scores. :func:`along_row`, :func:`along_column` and :func:`anywhere` take such mappings too.
+        states: The states where paths may start or end, default 0. If starting or ending in a state has a score, pass a
+            mapping from states to scores. :func:`along_row`, :func:`along_column` and :func:`anywhere` accept such
+            mappings, too.
 
     >>> corner(0, 1), corner({0: "begin", 1: row("late")})
     (corner(0, 1), corner({0: 'begin', 1: late[i]}))
@@ -360,25 +376,28 @@ def anywhere(*states: States) -> _Endpoints:
 
 
 class Lattice:
-    """A dynamic program on a grid of N × M cells with one or more states each, declared by its moves.
+    """A dynamic program on a grid of cells, declared by the moves from cell to cell.
 
-    A node is a cell (i, j) with a state b. Its value is v(i, j, b) = node score + max_Ω (v(source) + move score), where
-    max_Ω is taken over the moves into the node. If paths may start in the node, max_Ω has one more choice: to start
-    there. The value of the program is v at the end node. If paths may end in several nodes, it is the max_Ω over these
-    nodes.
+    Each cell has one or more states. A node is a cell (i, j) together with a state b, and a move leads from a source
+    node to another node. Each move into a node has a sum: the value of its source node plus the score of the move. The
+    value v of a node is the smoothed max of these sums, plus the score of the node: v(i, j, b) = node score + max_Ω
+    (v(source) + move score). If paths may start in the node, the smoothed max has one more entry: the score of starting
+    there, default 0. If paths may end in one node only, the value of the program is v at this node. If paths may end in
+    several nodes, the value of the program is the max_Ω over these nodes.
 
     Args:
         moves: The moves, a sequence of :class:`Move`.
         states: The number of states of a cell, default 1.
         node: The score of each node, default 0. If there are several states, pass a mapping from states to scores. If
-            the tensor of a score has no entry for a cell, the score is 0 there.
+            the tensor of a node score has no entry for a cell, the score of this cell is 0.
         start: The cells and states where paths start: :func:`corner` (the default), :func:`along_row`,
             :func:`along_column` or :func:`anywhere`.
         end: The cells and states where paths end: :func:`corner` (the default), :func:`along_row`,
             :func:`along_column` or :func:`anywhere`.
 
-    The edit distance is the least cost of changing one word into another. Its grid has one more row and column than
-    the words have letters:
+    The edit distance is the least cost of changing one word into another. Row i and column j of the grid mean that i
+    letters of the first word have become j letters of the second. For words of n and m letters, the grid has n + 1 rows
+    and m + 1 columns:
 
     >>> import bellmax as bx
     >>> from bellmax import lattice as L
@@ -475,18 +494,21 @@ class Lattice:
         """Return the distribution over the paths of the lattice, given its scores, labels and masks.
 
         Args:
-            tensors: A mapping from each name in the declaration to its score, labels or mask. Scores are tensors or
-                numbers, labels are integer tensors, masks are bool tensors. A tensor without batch dimensions is shared
-                by the batch. An out-of-range label marks padding: a move does not exist if its score would be read at
-                this label.
-            grid: A pair (rows, columns) of the numbers of rows and columns, integers of the batch shape. If scores are
-                read at offsets of −1, these numbers are one more than the lengths of the sequences. By default, the
-                size is inferred from the tensors, so that every entry is read. If the tensors fit several sizes,
-                ``grid`` is required. If no tensor extends along the rows, the number of rows is the maximum in
-                ``grid``, default 1. The same rule holds for columns. Under ``torch.compile`` and ``vmap``, pass such a
-                number as a Python number.
-            band: The half-width of a Sakoe–Chiba band around the diagonal, in steps, as in :class:`DTW`. Default None,
-                no band.
+            tensors: A mapping with an entry for each name that the declaration of the lattice uses. The name of a score
+                maps to a tensor or a number. The name of labels, such as the letters of a word, maps to an integer
+                tensor. The name of a mask maps to a bool tensor. A tensor without batch dimensions is shared by the
+                batch. A label that is out of range marks padding. If the score of a move would be read at such a label,
+                the move does not exist.
+            grid: A pair (rows, columns): the number of rows and the number of columns of the grid of each batch member,
+                integers of the batch shape. For example, if cell (i, j) reads two sequences at i − 1 and j − 1, each of
+                these numbers is the length of a sequence plus 1. By default, the size of the grid is inferred from the
+                tensors, such that every entry of the tensors is read. If several sizes would read every entry, ``grid``
+                is required. If no tensor has a dimension for the rows, the largest number of rows in ``grid`` is used,
+                or 1 if ``grid`` is not passed. Under ``torch.compile`` and ``vmap``, this number of rows must then be a
+                Python number, not a tensor. If no tensor has a dimension for the columns, the two preceding rules apply
+                to the number of columns.
+            band: The half-width of a Sakoe–Chiba band around the diagonal, in steps, as in :class:`DTW`. Cells outside
+                of the band are forbidden. By default, there is no band.
             omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
                 :class:`Regularizer`.
             gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
@@ -501,11 +523,12 @@ class Lattice:
         return LatticePaths(self, tensors, grid=grid, band=band, omega=omega, gamma=gamma, minimize=minimize)
 
     def dag(self, rows: int, columns: int) -> DAG:
-        """Return this lattice as a :class:`DAG`, for all grids of at most this size.
+        """Convert this lattice to one :class:`DAG` for grids of every size up to ``rows`` × ``columns``.
 
-        Node 0 is the start, and the last node is the end. The graph has an edge from the start to each node where a
-        path may start, and an edge for each move. It also has an edge to the end from each node where a path may end in
-        one of the grids. Nodes that are on no path are left out.
+        The graph has a node for each state of each cell, and two more nodes: node 0 is the start, and the last node is
+        the end. For each move from a node to another node, the graph has an edge. The graph has an edge from the start
+        to each node where paths may start. If paths may end in a node for at least one grid size, the graph has an edge
+        from this node to the end. Nodes that are on no path are left out.
 
         Args:
             rows: The maximum number of rows.

@@ -58,19 +58,23 @@ class DurationForm(WalkForm):
 class MonotonicAlignment(LatticePaths):
     """A distribution over the monotonic alignments of T frames with J tokens, as in text-to-speech.
 
-    Each frame has one token. Tokens come in order, from the first token at the first frame to the last token at the
-    last frame, and each token has at least one frame. The event of an alignment is a 0/1 tensor (T, J) with one 1 per
-    frame. Its decoded form is the number of frames of each token, (..., J), 0 in the padding. ``decode()`` is monotonic
-    alignment search, and ``value`` under negentropy is the forward-sum objective. ``expected_path`` (..., T, J) is the
-    probability of each token at each frame. It is differentiable.
+    An alignment assigns one token to each frame. The tokens keep their order, and each token has at least one frame.
+    The first frame has the first token, and the last frame has the last token. The event of an alignment is a 0/1
+    tensor (T, J). Entry ``[frame, token]`` is 1 if the frame has this token. The decoded form of an alignment is the
+    number of frames of each token, integers (..., J), with 0 in the padding. The literature on text-to-speech has names
+    for two of the results: ``decode()`` is called monotonic alignment search, and ``value`` under negentropy with γ = 1
+    is called the forward-sum objective. ``expected_path`` (..., T, J) is the probability of each token at each frame.
+    It is differentiable.
 
-    If a batch member has more tokens than frames, it has no alignment, and its value is −∞. If ``lengths`` is not
-    passed and J > T, the constructor raises ``ValueError``.
+    If a batch member has more tokens than frames, it has no alignment, and its value is −∞. If J > T and ``lengths`` is
+    not passed, the constructor raises ``ValueError``.
 
     Args:
         scores: The scores (..., T, J) ``[frame, token]``, usually log-likelihoods. −∞ forbids a token at a frame.
-        lengths: A pair (frames, tokens) of integers ≥ 1, each of the batch shape or one number. By default T and J.
-            Scores beyond the lengths are padding: they are ignored, may contain NaN and get no gradient.
+        lengths: A pair (frames, tokens): the number of frames of each batch member, from 1 to T, and the number of its
+            tokens, from 1 to J. By default, these numbers are T and J. Each item of the pair is an integer tensor of
+            the batch shape, or one number for the whole batch. Scores beyond these lengths are padding. Padding is
+            ignored, may contain NaN and gets no gradient.
         omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
             :class:`Regularizer`.
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
@@ -114,14 +118,14 @@ class MonotonicAlignment(LatticePaths):
 
     @property
     def lengths(self) -> Tensor:
-        """The numbers of frames and tokens of each pair, (..., 2) int64."""
+        """The number of frames and the number of tokens of each batch member, (..., 2) int64."""
         return self._lengths
 
     def durations(self) -> Tensor:
-        """Return the number of frames of each token on the best path, (..., J) int64, as :meth:`decode` does.
+        """Return the number of frames of each token on the best path, (..., J) int64.
 
-        The numbers are 0 in the padding. If no path exists, all of them are 0. The expected durations are
-        ``expected_path.sum(-2)``.
+        The result equals the result of :meth:`decode`. The number of frames is 0 in the padding. If no path exists, all
+        numbers of frames are 0. The expected durations are ``expected_path.sum(-2)``.
         """
         return self.decode()
 

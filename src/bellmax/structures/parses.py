@@ -202,18 +202,21 @@ def _numbers_of(spans: Tensor, event: torch.Size) -> Tensor:
 class SpanTrees(ParseTrees):
     """A distribution over binary constituency trees of n words: all ways to bracket a sentence.
 
-    A tree has 2n − 1 spans: one for each word, and one for each join of two adjacent spans. The largest span is the
-    whole sentence. The score of a tree is the sum of the scores of its spans. The event of a tree is a 0/1 tensor
-    (n, n) ``[first word, last word]``. With labels, each span has one of L labels, and the event is (n, n, L). The
-    decoded form is the spans of the tree, see :meth:`best_tree`. The algorithm is CKY (Cocke, Kasami and Younger), in
-    time O(n³). With labels, the label of each span is chosen independently, which takes additional time O(n² L).
+    A span is a range of adjacent words. A tree has 2n − 1 spans: n single words, and n − 1 spans that each join two
+    smaller adjacent spans. The largest span is the whole sentence. The score of a tree is the sum of the scores of its
+    spans. The event of a tree is a 0/1 tensor (n, n) ``[first word, last word]``. With labels, each span has one of L
+    labels, and the event is (n, n, L). The decoded form is the list of spans of the tree, see :meth:`best_tree`. The
+    algorithm is CKY (Cocke, Kasami and Younger), which takes time O(n³). With labels, it takes time O(n³ + n² L),
+    because the label of a span does not depend on the labels of other spans.
 
     Args:
-        scores: The score (..., n, n) of each span ``[first word, last word]``, or (..., n, n, L) ``[first word, last
-            word, label]`` with ``labels=True``. −∞ forbids a span. Entries below the diagonal are ignored.
-        labels: If True, the last dimension of ``scores`` is the labels of a span. Default False.
-        lengths: The number of words of each sentence, integers of the batch shape or one number, from 1 to n, default
-            n. Scores beyond the length are padding: they are ignored, may contain NaN and get no gradient.
+        scores: The score (..., n, n) of each span ``[first word, last word]``. With ``labels=True``, the score (..., n,
+            n, L) of each span and label ``[first word, last word, label]``. −∞ forbids a span. Entries below the
+            diagonal are ignored.
+        labels: If True, the last dimension of ``scores`` runs over the L labels. Default False.
+        lengths: The number of words of each sentence, from 1 to n: a tensor of integers with the batch shape, or one
+            number. Default n. Scores beyond the length are padding: they are ignored, may contain NaN and get no
+            gradient.
         omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
             :class:`Regularizer`.
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
@@ -258,16 +261,19 @@ class SpanTrees(ParseTrees):
         super().__init__("spans", scores, dims, lengths, omega, gamma)
 
     def best_tree(self) -> Tensor:
-        """Return the spans of the best tree, (..., n − 1, 2) int64 [first word, last word], as :meth:`decode` does.
+        """Return the spans of the best tree, (..., n − 1, 2) int64 [first word, last word].
+
+        :meth:`decode` returns the same tensor.
 
         Spans are sorted by their first word. If several spans have the same first word, longer spans come first. The
-        padding is −1. Single words are left out, since every tree has them. With labels, the result is (..., 2n − 1, 3)
-        [first word, last word, label] and includes single words.
+        padding is −1. Spans of a single word are left out, since every tree has them. With labels, the result has shape
+        (..., 2n − 1, 3), contains [first word, last word, label], and includes spans of a single word.
         """
         return self.decode()
 
     def sample_trees(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Return the spans of random trees, (*sample_shape, ..., n − 1, 2) or (*sample_shape, ..., 2n − 1, 3) int64."""
+        """Return the spans of random trees, (*sample_shape, ..., n − 1, 2) int64, or (*sample_shape, ..., 2n − 1, 3)
+        with labels."""
         return self.sample_decoded(sample_shape)
 
     def _why_no_tree(self, allowed: Tensor) -> str:
@@ -363,19 +369,21 @@ class HeadForm(EventForm):
 class DependencyTrees(ParseTrees):
     """A distribution over the projective dependency trees of n words.
 
-    Each word has a head, which is another word or the root. In a projective tree, no two arcs cross. The event of a
-    tree is a 0/1 tensor (n + 1, n + 1) ``[head, modifier]``, where 0 is the root and words count from 1. Its decoded
-    form is the head of each word, (..., n), 0 for the root and −1 in the padding. The score of a tree is the sum of the
-    scores of its arcs. The algorithm is Eisner's, in time O(n³).
+    Each word has a head, which is another word or an artificial root node. An arc leads from the head to the word,
+    which is the modifier of the arc. A tree is projective if no two arcs cross when all arcs are drawn above the
+    sentence. The event of a tree is a 0/1 tensor (n + 1, n + 1). Its entry ``[head, modifier]`` is 1 if the tree has
+    this arc. Index 0 stands for the root, and indices 1 to n stand for the words. The decoded form of a tree is the
+    head of each word, integers (..., n): 0 for the root, and −1 in the padding. The score of a tree is the sum of the
+    scores of its arcs. The computation uses Eisner's algorithm, which takes O(n³) time.
 
     Args:
-        arcs: The score (..., n + 1, n + 1) of each arc ``[head, modifier]``. −∞ forbids an arc. The first column and
-            the diagonal are ignored.
+        arcs: The score (..., n + 1, n + 1) of each arc ``[head, modifier]``. −∞ forbids an arc. Column 0 and the
+            diagonal are ignored: the root has no head, and no word is its own head.
         single_root: If True (the default), exactly one word has the root as its head. If False, one or more words have
             the root as their head.
-        lengths: The number of words of each sentence without the root, integers of the batch shape or one number, from
-            1 to n, default n. Scores beyond the length are padding: they are ignored, may contain NaN and get no
-            gradient.
+        lengths: The number of words of each sentence, from 1 to n, not counting the root. Pass integers of the batch
+            shape, or one number for all sentences. The default is n. Scores of words beyond the length are padding.
+            Padding is ignored, may contain NaN and gets no gradient.
         omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
             :class:`Regularizer`.
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
@@ -423,11 +431,14 @@ class DependencyTrees(ParseTrees):
         return {"single_root": self.single_root}
 
     def best_heads(self) -> Tensor:
-        """Return the head of each word in the best tree, (..., n) int64, 0 for the root, as :meth:`decode` does."""
+        """Return the head of each word in the best tree, 0 for the root, (..., n) int64.
+
+        The result equals the result of :meth:`decode`.
+        """
         return self.decode()
 
     def sample_heads(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Return the heads of random trees, (*sample_shape, ..., n) int64, as :meth:`sample_decoded` does."""
+        """Return the head of each word in random trees, 0 for the root, (*sample_shape, ..., n) int64."""
         return self.sample_decoded(sample_shape)
 
     def _why_no_tree(self, allowed: Tensor) -> str:

@@ -157,24 +157,28 @@ class SemiMarkov(PathDistribution):
     """A distribution over segmentations with explicit durations: a semi-Markov CRF or a hidden semi-Markov model.
 
     A segmentation cuts T steps into segments of 1 to D steps, each with one of K labels. Adjacent segments may have the
-    same label. The score of a segmentation is the sum of the scores of its segments, of the transitions between
-    adjacent segments, of the first label (``start``) and of the last label (``end``). Its event is the 0/1 tensor
-    (T, D, K) of its segments. Its decoded form is segments (..., L, 3), see :meth:`best_segments`.
+    same label. The score of a segmentation is the sum of the scores of its segments and of the transitions between
+    adjacent segments. The scores of the first label (``start``) and of the last label (``end``) are added to this sum.
+    The event of a segmentation is the 0/1 tensor (T, D, K) of its segments. Its decoded form is segments (..., L, 3),
+    see :meth:`best_segments`.
 
-    Time and memory are O(T(DK + K²)), because a path chooses the duration of a segment and the previous label
-    separately. Under an Ω other than negentropy, the distribution depends on the order of these choices. To build a
-    model from emissions and durations in memory O(TK), use :meth:`from_scores`.
+    Time and memory are O(T(DK + K²)). To reach this time, the program uses two separate smoothed max operations. One is
+    over the durations of a segment, the other is over the labels of the previous segment. Under negentropy, the order
+    of the two operations does not matter. Under another Ω, it changes the probabilities. To build a model from
+    emissions and durations in memory O(TK), use :meth:`from_scores`.
 
     Args:
         segments: The score (..., T, D, K) of each segment ``[last step, duration − 1, label]``. −∞ forbids a segment.
             Entries of segments that would begin before the first step are ignored.
-        transitions: The score (..., K, K) of each transition ``[current, previous]``. (K, K) is shared by the batch.
+        transitions: The score (..., K, K) of each transition ``[current, previous]``. Pass (K, K) to use the same
+            scores for the whole batch.
         start: The score (..., K) of the first label, default 0.
         end: The score (..., K) of the last label, default 0.
-        lengths: The number of steps of each sequence, integers of the batch shape or one number, from 1 to T, default
-            T. Later steps are padding: they are ignored, may contain NaN and get no gradient.
+        lengths: The number of steps of each sequence, from 1 to T: a tensor of integers with the batch shape, or one
+            number. Default T. Later steps are padding: they are ignored, may contain NaN and get no gradient.
         omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
-            :class:`Regularizer`. For a sparse Ω, prefer "sparsemax": "l2" also penalizes each segment.
+            :class:`Regularizer`. If you want a sparse Ω, prefer "sparsemax" to "l2", since "l2" also subtracts a
+            penalty for each segment.
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
     >>> import bellmax as bx
@@ -239,14 +243,16 @@ class SemiMarkov(PathDistribution):
         """Return a model from scores of steps and scores of durations.
 
         The score of a segment is the sum of the emissions of its steps, plus the score of its duration. On the CPU,
-        time is O(T(DK + K²)). The value, ``marginals``, ``best_segments``, ``sample_segments`` and the surrogate loss
-        of segments need memory O(TK). Under negentropy, ``log_prob`` of segments also needs only O(TK). The gradient
-        and Hessian products need O(DK + K²) more for each sequence. Other methods, other devices and third derivatives
-        store a number for each of the T·D·K segments. They raise ``ValueError`` if these numbers take more than 1 GB.
+        time is O(T(DK + K²)). These results need only memory O(TK): ``value``, ``marginals``, ``best_segments``,
+        ``sample_segments``, and the surrogate loss if the target is given as segments. Under negentropy, ``log_prob``
+        of segments needs memory O(TK), too. The gradient and Hessian products need memory O(TK + DK + K²) for each
+        sequence. All other methods store one number for each of the T·D·K possible segments. Third derivatives, and all
+        methods on a GPU, store these numbers, too. If the numbers take more than 1 GB, bellmax raises ``ValueError``.
 
-        If a sequence is right-censored, its last segment can be longer than observed. In this case, pass the log
-        survival function as ``last_durations``: the log-probability that a segment has at least d steps. If
-        ``durations`` are log-probabilities, pass ``last_durations=durations.flip(-2).logcumsumexp(-2).flip(-2)``.
+        The last segment of a sequence can be longer than observed, because the observation stops (right-censoring). To
+        model such sequences, pass log survival probabilities as ``last_durations``. The log survival probability of d
+        is the log-probability that a segment has at least d steps. If ``durations`` are log-probabilities, compute the
+        log survival probabilities with ``durations.flip(-2).logcumsumexp(-2).flip(-2)``.
 
         Args:
             emissions: The score (..., T, K) of each label at each step.
@@ -255,7 +261,8 @@ class SemiMarkov(PathDistribution):
             start: The score (..., K) of the first label, default 0.
             end: The score (..., K) of the last label, default 0.
             last_durations: The score (..., D, K) of each duration of the last segment, default ``durations``.
-            lengths: The number of steps of each sequence, integers of the batch shape or one number, default T.
+            lengths: The number of steps of each sequence: a tensor of integers with the batch shape, or one number.
+                Default T.
             omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
                 :class:`Regularizer`.
             gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
@@ -275,7 +282,7 @@ class SemiMarkov(PathDistribution):
 
     @property
     def lengths(self) -> Tensor:
-        """The number of steps of each sequence, (...) int64."""
+        """The number of steps of each sequence, an int64 tensor of the batch shape."""
         return self._solver.integers[0]
 
     # --- segments and labels
@@ -286,7 +293,9 @@ class SemiMarkov(PathDistribution):
         return covered_steps(self.expected_path)
 
     def best_segments(self) -> Tensor:
-        """Return the segments of the best path in order, (..., T, 3) int64 [start, end, label], as :meth:`decode` does.
+        """Return the segments of the best path in order, (..., T, 3) int64 [start, end, label].
+
+        :meth:`decode` returns the same tensor.
 
         A segment contains the steps from ``start`` to ``end`` − 1. The remaining rows are −1.
         """

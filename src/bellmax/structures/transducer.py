@@ -76,21 +76,21 @@ class EmissionForm(WalkForm):
 
 
 class Transducer(LatticePaths):
-    """A distribution over the alignments of an RNN transducer (RNN-T): U labels with T frames.
+    """A distribution over the alignments of U labels with T frames, as in an RNN transducer (RNN-T).
 
-    At each frame, a path emits zero or more labels and then a blank, which leads to the next frame. The last step is
-    the blank of the last frame. The event of a path is the 0/1 tensor (T, U + 1) of its blanks ``[frame, number of
-    labels before the blank]``. The blanks determine the frame of each label. Its decoded form is the frame that emits
-    each label, (..., U), −1 in the padding. Under negentropy and for normalized scores, ``value`` is log p(labels |
-    frames). ``expected_path`` is the probability of each blank, and ``gradient["emit"]`` (..., T, U) is the probability
-    of each label at each frame. Both are differentiable.
+    At each frame, a path emits zero or more labels and then a blank. The blank leads to the next frame. The blank of
+    the last frame ends the path. The event of a path is a 0/1 tensor (T, U + 1) ``[frame, number of labels emitted so
+    far]``, with a 1 for each blank. The event contains no labels, because the blanks determine the frame of each label.
+    The decoded form of a path is the frame that emits each label, (..., U), −1 in the padding. If Ω is negentropy and
+    the scores are log-probabilities, ``value`` is log p(labels | frames). ``expected_path`` is the probability of each
+    blank, and ``gradient["emit"]`` (..., T, U) is the probability of each label at each frame. Both are differentiable.
 
     Args:
-        blank: The score (..., T, U + 1) of the blank at each frame, after each number of labels. −∞ forbids a blank.
-        emit: The score (..., T, U) of label u at each frame.
-        lengths: A pair (frames, labels) of integers, each of the batch shape or one number: frames from 1 to T, labels
-            from 0 to U. By default T and U. Entries beyond the lengths are padding: they are ignored, may contain NaN
-            and get no gradient.
+        blank: The score (..., T, U + 1) of a blank ``[frame, number of labels emitted so far]``. −∞ forbids a blank.
+        emit: The score (..., T, U) of emitting each label at each frame ``[frame, label]``.
+        lengths: A pair (numbers of frames, numbers of labels). Each of the two is a tensor of integers with the batch
+            shape, or one number. There are 1 to T frames and 0 to U labels, by default T and U. Entries beyond the
+            lengths are padding: they are ignored, may contain NaN and get no gradient.
         omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
             :class:`Regularizer`.
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
@@ -145,16 +145,17 @@ class Transducer(LatticePaths):
     ) -> Transducer:
         """Return a transducer from the logits of its joint network.
 
-        By default, a log-softmax over the classes normalizes the logits. The normalized logits are not stored. In
-        addition to the logits and their gradient, the transducer needs memory for a few numbers for each pair of a
-        frame and a label.
+        By default, a log-softmax over the V classes normalizes the logits. The normalized logits are not stored. The
+        transducer stores the logits, their gradient, and a few numbers for each of the T · (U + 1) pairs of a frame and
+        a label position.
 
         Args:
-            logits: The output (..., T, U + 1, V) of the joint network.
+            logits: The output (..., T, U + 1, V) of the joint network: the score of each of V classes at each frame,
+                after each number of labels.
             targets: The labels (..., U), integers without the blank. Padding may have any values.
             blank: The class of the blank, default 0.
-            normalized: If True, use the logits as scores, for example because they are log-probabilities. If False (the
-                default), normalize them with a softmax.
+            normalized: If True, the logits are used as they are, for example if they are log-probabilities already. If
+                False (the default), a log-softmax normalizes them.
             lengths: A pair (frames, labels), as in :class:`Transducer`.
             omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
                 :class:`Regularizer`.
@@ -194,19 +195,21 @@ class Transducer(LatticePaths):
         omega: str | Regularizer = "negentropy",
         gamma: Gamma | None = None,
     ) -> Transducer:
-        """Return a transducer with the logits am[t] + lm[u], without storing the sums (T, U + 1, V).
+        """Return a transducer with the logits ``am[t] + lm[u]``, without a tensor of all these sums, which would have
+        shape (T, U + 1, V).
 
-        Use this method for the first pass of a pruned transducer, as in k2. See :meth:`prune`. A matrix product of
-        exponentials computes the denominators of the softmax over the classes.
+        A pruned transducer, as in k2, uses such a transducer first, to select the label positions at which a larger
+        network is evaluated. See :meth:`prune`. The denominators of the softmax over the classes are computed by one
+        matrix product, of exp(am) and exp(lm).
 
         Args:
-            am: The scores (..., T, V) of the frames, from the acoustic model.
-            lm: The scores (..., U + 1, V) of the label histories, from the language model.
+            am: The score (..., T, V) of each class at each frame, from the acoustic model.
+            lm: The score (..., U + 1, V) of each class after each number of labels, from the language model.
             targets: The labels (..., U), integers without the blank. Padding may have any values.
             blank: The class of the blank, default 0.
             lengths: A pair (frames, labels), as in :class:`Transducer`.
             omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
-                :class:`Regularizer`. The classes are normalized by a softmax under every Ω.
+                :class:`Regularizer`. A log-softmax normalizes the logits whatever the Ω.
             gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
         >>> import bellmax as bx
@@ -235,13 +238,15 @@ class Transducer(LatticePaths):
 
     @property
     def lengths(self) -> Tensor:
-        """The numbers of frames and labels of each sequence, (..., 2) int64."""
+        """The number of frames and the number of labels of each sequence, (..., 2) int64."""
         return self._lengths - 1
 
     # --- alignments
 
     def best_frames(self) -> Tensor:
-        """Return the frame that emits each label on the best path, (..., U) int64, as :meth:`decode` does.
+        """Return the frame that emits each label on the best path, (..., U) int64.
+
+        :meth:`decode` returns the same tensor.
 
         The result is −1 in the padding. If no path exists, all frames are −1.
         """
@@ -258,11 +263,14 @@ class Transducer(LatticePaths):
     def prune(self, s_range: int) -> Tensor:
         """Return the first label position to keep at each frame, (..., T) int64, for a pruned transducer.
 
-        If ``start`` is the result, evaluate a larger joint network only at the positions ``start.unsqueeze(-1) +
-        arange(s_range)`` of each frame. These ranges contain as much of the expected path as possible. They always
-        contain a complete path: the first range starts at 0, the ranges of adjacent frames overlap, and the last range
-        includes position U. Padding frames have the range of the last frame. This is the method of k2's pruned
-        transducer (Kuang et al., 2022).
+        A label position is a number of emitted labels, from 0 to U. A pruned transducer evaluates a large joint network
+        only at ``s_range`` adjacent positions of each frame. If ``start`` is the result of this method, the positions
+        to keep are ``start.unsqueeze(-1) + arange(s_range)``.
+
+        For each frame, the method selects the range that contains the largest part of the expected path. It then shifts
+        ranges where necessary, so that they contain at least one complete path. For this purpose, the first range
+        starts at 0, the ranges of adjacent frames overlap, and the last range includes position U. In the padding, all
+        frames have the range of the last real frame. k2 prunes in this way (Kuang et al., 2022).
 
         Args:
             s_range: The number of label positions to keep at each frame.

@@ -134,7 +134,9 @@ _PROGRAM = register(TreeProgram())
 
 
 class TreeModel:
-    """A rooted tree of V nodes, for distributions over the labels of its nodes (a tree-structured CRF).
+    """A rooted tree of V nodes.
+
+    Its method :meth:`labels` returns a distribution over the labels of the nodes (a tree-structured CRF).
 
     Args:
         parents: The parent of each node, integers (V,), −1 for the root.
@@ -188,15 +190,16 @@ class TreeModel:
         omega: str | Regularizer = "negentropy",
         gamma: Gamma | None = None,
     ) -> TreeLabels:
-        """Return the distribution over labelings, given the scores of nodes and of node–parent pairs.
+        """Return the distribution over labelings, which assign one of K labels to each node.
 
         Args:
-            unary: The score (..., V, K) of each of K labels at each node. −∞ forbids a label.
-            pairwise: The score (..., V, K, K) of each pair of labels ``[node, label of parent, label]``. The entries of
-                the root are ignored. If all nodes share the scores, pass (..., 1, K, K). If the whole batch shares them
-                as well, pass (K, K).
+            unary: The score (..., V, K) of each label at each node. −∞ forbids a label.
+            pairwise: The score (..., V, K, K) of each pair of labels of a node and its parent, ``[node, label of the
+                parent, label of the node]``. The entries of the root are ignored. If all nodes have the same scores,
+                pass (..., 1, K, K). If all nodes of the whole batch have the same scores, pass (K, K).
             omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
-                :class:`Regularizer`. For an Ω other than negentropy, the value depends on which node is the root.
+                :class:`Regularizer`. Under negentropy, the choice of the root does not change the distribution. Under
+                another Ω, it changes the value and the probabilities.
             gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
         """
