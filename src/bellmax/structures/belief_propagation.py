@@ -1,6 +1,7 @@
 """Unrolled belief propagation on any graph with pairwise scores.
 
-It is a dynamic program on the computation tree of each node: the tree of all walks into the node.
+It is a dynamic program on the computation tree of each node: the tree of all walks into the node that
+never return over the edge by which they came.
 """
 
 from __future__ import annotations
@@ -209,9 +210,10 @@ def _unsqueeze_gamma(gamma: Gamma, dims: int) -> Gamma:
 class Beliefs:
     """The approximate marginals that :class:`BeliefPropagation` returns.
 
-    The beliefs of node u are the marginals of u in its *computation tree*. Without damping, the tree consists of all
-    walks of the graph that end in u and have as many steps as there were iterations. Different nodes have different
-    trees. So under a sparse Ω, the beliefs of two nodes can be inconsistent.
+    The beliefs of node u are the marginals of u in its *computation tree*. Without damping, this tree consists of all
+    walks through the graph that end in u, never return over the edge by which they came, and have as many steps as
+    there were iterations. Different nodes have different trees. So under a sparse Ω, the beliefs of two nodes can be
+    inconsistent.
 
     >>> import bellmax as bx
     >>> edge = bx.BeliefPropagation([(0, 1)])
