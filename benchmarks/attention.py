@@ -107,9 +107,10 @@ def markdown(results: dict) -> list[str]:
     return [
         *heading("attention", results["machine"]),
         "",
-        "This benchmark compares `nn.SegmentationAttention` with softmax attention. A shape (B,Q,K,D) is B batch",
-        "members, Q queries, K keys and D features. A ratio is the time of the layer divided by the time of softmax",
-        "attention (medians). With a mask, half of the keys are padding on average. Times include all Python code and",
+        "This benchmark compares `nn.SegmentationAttention` (rows *negentropy* and *l2*) with softmax attention (rows",
+        "*softmax*). A shape (B,Q,K,D) is a batch of B members, with Q queries, K keys and D features. A ratio is the",
+        "median time of a row divided by the median time of softmax attention. In the rows with a mask, half of the",
+        "keys are padding on average. Times include all Python code and",
         "the allocation of outputs.",
         "",
         "### From scores to weights",
@@ -120,9 +121,9 @@ def markdown(results: dict) -> list[str]:
         "",
         "### Whole module",
         "",
-        "The forward pass computes scores from queries (B, Q, D) and keys (B, K, D) with a bilinear form. From the",
-        "scores, the pass computes the attention weights and the context. The backward pass computes the gradients",
-        "with respect to queries, keys and parameters.",
+        "The forward pass computes scores from queries (B, Q, D) and keys (B, K, D) with a bilinear form. Then it",
+        "computes the attention weights from the scores, and the context from the weights. The backward pass computes",
+        "the gradients with respect to queries, keys and parameters.",
         *times_table(results["module"]),
     ]
 

@@ -157,9 +157,10 @@ def markdown(results: dict) -> list[str]:
         "",
         "### Growth",
         "",
-        f"The table shows times of value and gradient. The rows double T, L, V or B, each starting at {shown(GROWTH)}.",
-        "A node is a pair of a frame and one of the 2L + 1 positions of labels and blanks. The time per node is",
-        "computed from the median.",
+        "The table shows the time to compute value and gradient together. The first row of each group is",
+        f"{shown(GROWTH)}. From row to row, T, L, V or B is doubled. Each frame has 2L + 1 nodes: one for each of the",
+        "L labels, and one for each of the L + 1 blanks around the labels. The time per node is computed from the",
+        "median.",
         *table(
             f"doubled size | {SIZES} | bellmax: | ns per node:",
             [
@@ -170,8 +171,8 @@ def markdown(results: dict) -> list[str]:
         "",
         "### Accuracy of float32",
         "",
-        "The table shows the largest error of the gradient in float32 with respect to the logits. The error is",
-        "relative to the largest entry of the gradient in float64.",
+        "The gradient of the loss with respect to the logits is computed in float32 and in float64. The table shows",
+        "the largest difference between the two gradients, divided by the largest entry of the gradient in float64.",
         *table(
             f"{SIZES} | bellmax: | torch ctc_loss:",
             [[shown(r["shape"]), f"{r['bellmax']:.0e}", f"{r['torch']:.0e}"] for r in results["digits"]],

@@ -177,8 +177,9 @@ SECTIONS = {
         "Sequence alignment",
         [
             "A shape (B,N,M) is B pairs of sequences of lengths N and M. bellmax uses `bx.SequenceAlignment` with",
-            "affine gaps. parasail is written in C with SIMD instructions, and computes the hard score in integers. A",
-            "cell is a pair of positions.",
+            "affine gaps. *Hard value* is the score of the best alignment. *Soft value* is its smoothed score under",
+            "negentropy. parasail is written in C with SIMD instructions. It computes only the hard value, in",
+            "integers. A cell is a pair of a position in the first sequence and a position in the second sequence.",
         ],
         "(B,N,M)",
         ("parasail",),
@@ -187,9 +188,9 @@ SECTIONS = {
         "RNN transducer",
         [
             "A shape (B,T,U,V) is B sequences of T frames, U labels and V classes. bellmax uses",
-            "`bx.Transducer.from_logits`. For comparison, the table shows the time of torch's `log_softmax` of the",
-            "logits with its gradient. warprnnt_numba is a Numba port of the warp-transducer loss, meant for",
-            "experiments. A cell is a pair of a frame and a label.",
+            "`bx.Transducer.from_logits`. For comparison, the column *log_softmax* is the time of torch's",
+            "`log_softmax` of the logits and its gradient. warprnnt_numba is a Numba port of the warp-transducer",
+            "loss, meant for experiments. A cell is a pair of a frame and a label.",
         ],
         "(B,T,U,V)",
         ("log_softmax", "warprnnt_numba"),
@@ -197,8 +198,8 @@ SECTIONS = {
     "monotone": (
         "Monotonic alignment",
         [
-            "A shape (B,T,J) is B sequences of T frames and J tokens. bellmax uses `bx.MonotonicAlignment`. The best",
-            "path is compared with the kernel of monotonic_alignment_search. A cell is a pair of a frame and a token.",
+            "A shape (B,T,J) is B sequences of T frames and J tokens. bellmax uses `bx.MonotonicAlignment`. The",
+            "library monotonic_alignment_search computes only the best path. A cell is a pair of a frame and a token.",
         ],
         "(B,T,J)",
         ("monotonic_alignment_search",),
@@ -207,8 +208,8 @@ SECTIONS = {
         "Semi-Markov chain",
         [
             "A shape (B,T,D,K) is B sequences of T steps with K labels and segments of at most D steps. bellmax uses",
-            "`bx.SemiMarkov`. torch-struct is written for GPUs: its parallel scan does more arithmetic than a loop. A",
-            "cell is a pair of a step and a duration.",
+            "`bx.SemiMarkov`. torch-struct is written for GPUs. Its parallel scan does more arithmetic than a loop",
+            "over the steps. A cell is a pair of a step and a duration.",
         ],
         "(B,T,D,K)",
         ("torch-struct",),
@@ -216,8 +217,8 @@ SECTIONS = {
     "warping": (
         "DTW with penalties and open ends",
         [
-            "This table compares the time of `bx.DTW` without options with its time if step penalties or open ends",
-            "are set. A number in brackets is the time with the option divided by the time without options.",
+            "The column *bellmax* is `bx.DTW` without options. The next columns are `bx.DTW` with step penalties and",
+            "with open ends. A number in brackets is the time with the option divided by the time without options.",
         ],
         "(B,N,M)",
         ("with penalties", "with open ends"),
@@ -272,8 +273,8 @@ def markdown(results: dict) -> list[str]:
         "",
         "### Memory of an RNN transducer",
         "",
-        "*Workspace* is the peak memory of value and gradient minus the logits and their gradient. A node is a pair",
-        "of a frame and a number of labels so far.",
+        "*Workspace* is the peak memory of value and gradient minus the memory of the logits and their gradient. At",
+        "each frame, 0 to U labels have been output so far. So each frame has U + 1 nodes.",
         *table(
             "(B,T,U,V) | logits, MB: | workspace, MB: | workspace per node, bytes:",
             [

@@ -26,7 +26,7 @@ Run = Callable[[], object]
 Times = dict[str, float]
 Row = dict[str, Any]
 SECONDS = 1.0  # for the repeats of each run
-UNITS = "Times are in milliseconds, as minimum / median over repeated calls. Inputs are float32."
+UNITS = "Times are in milliseconds: the minimum / the median over repeated calls. Inputs are float32."
 LABELS = {
     "good loop": "PyTorch loop",
     "plain loop": "PyTorch loop, indexed",
@@ -124,7 +124,7 @@ def heading(name: str, m: dict[str, object], arguments: str = "", units: str = U
     lines = [f"Reproduce with `python benchmarks/{name}.py{arguments}`. Machine: {described(m)}.", "", units]
     if not m.get("keeps_memory", True):
         lines.append("In this benchmark, the process returned freed memory to the system. In the other benchmarks, the")
-        lines.append("process keeps freed memory. So calls with large outputs can take longer here.")
+        lines.append("process keeps freed memory. So calls with large outputs can take longer in this benchmark.")
     return lines
 
 

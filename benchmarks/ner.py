@@ -95,8 +95,9 @@ def markdown(results: dict) -> list[str]:
         "",
         "Each row is one training step with SGD (forward, backward, clipping, update). The tagger has LSTMs over",
         "letters and words, and a CRF. *pytorch-crf / bellmax* is the time of the step with pytorch-crf divided by",
-        "the time of the step with bellmax (medians). *CRF only* is the time of the loss and its gradients for given",
-        "emissions. The last column is the share of this time in the step. The share is small, so a whole step is at",
+        "the time of the step with bellmax (medians). *CRF only* is the time of the loss and its gradients, without",
+        "the LSTMs that compute the emissions. The last column is *CRF only* divided by *step*. With bellmax, the CRF",
+        "is only a small share of the step. So compared with pytorch-crf, a whole step is at",
         "most 1.2 times faster.",
         *table("sentences | CRF | loss | step: | pytorch-crf / bellmax: | CRF only: | share of the step:", lines),
     ]

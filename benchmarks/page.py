@@ -39,25 +39,28 @@ WITHOUT_FIGURE = {
 }
 NOTES = {
     "layers": (
-        "Structured attention does more work than softmax attention, so its bars point to the left. The training steps"
-        " are whole steps (forward, backward, clipping, update) of a tagger and of a translator."
+        "The first panel compares whole training steps of a tagger with pytorch-crf. The other panels compare"
+        " structured or sparse attention with softmax attention. Softmax attention does the least work, so the bars of"
+        " these panels point to the left. A training step consists of forward pass, backward pass, clipping and update."
     ),
     "chain-dense": (
-        "A shape is (batch, steps, states). torch-struct is written for GPUs: its parallel scan does more arithmetic"
-        " than a loop."
+        "A shape is (batch, steps, states). torch-struct is written for GPUs. Its parallel scan does more arithmetic"
+        " than a loop over the steps."
     ),
     "chain-scores": (
-        "A shape is (batch, steps, states). For pytorch-crf and TorchCRF, a private method computes the log-partition"
-        " function, because the public losses also compute the score of the tags. In the rows *large scores*,"
-        " transitions range over more than 100."
+        "A shape is (batch, steps, states). The value is the log-partition function. The public losses of pytorch-crf"
+        " and TorchCRF also compute the score of the correct tags. To measure the log-partition function alone, we"
+        " call a private method of these libraries. In the rows *large scores*, the transition scores differ by more"
+        " than 100."
     ),
     "chain-l2": (
         "A shape is (batch, steps, states). The PyTorch loop calls `sparsemax` of the entmax package at each step."
     ),
     "dtw-costs": "A shape is (batch, length of the first series, length of the second series).",
     "dtw-series": (
-        "A shape is (pairs, length, length) or, for distance matrices, (series, length). The other libraries compute in"
-        " float64."
+        "In the panels *distance matrix*, a shape is (number of series, length). In the other panels, a shape is"
+        " (number of pairs, length of the first series, length of the second series). bellmax computes in float32, and"
+        " the other libraries compute in float64."
     ),
     "ctc": "A shape is (batch, frames, classes, labels).",
     "dag": (
@@ -321,22 +324,24 @@ def markdown(results: dict[str, Any]) -> list[str]:
         "",
         "## How to read the numbers",
         "",
-        "Each number is the time of another library divided by the time of bellmax. Above 1×, bellmax is faster.",
-        "Below 1×, the other library is faster. In the figures, a bar that starts at 1× and points to the right means",
-        "that bellmax is faster. A bar that points to the left means that bellmax is slower. The scale is",
-        "logarithmic.",
+        "The figures and the table show ratios. A ratio is the time that another implementation needs for a task,",
+        "divided by the time that bellmax needs for the same task. Above 1×, bellmax is faster. Below 1×, the other",
+        "implementation is faster. In the figures, a bar starts at 1×. It points to the right if bellmax is faster,",
+        "and to the left if bellmax is slower. The scale is logarithmic.",
         "",
         "- **Machine**: " + described(results["chain"]["machine"]) + ". No GPU was used.",
         *wrap(f"- **Versions**: {versions}.", 100, subsequent_indent="  ", break_on_hyphens=False),
         "- **Times** are medians of repeated calls. They include all Python code. The calls of all libraries are",
         "  interleaved in one process. The exception is aeon, which needs a separate environment.",
         "- **Precision** is float32, unless the text says otherwise. dtaidistance computes in float64.",
-        "- **Memory**: we set `mallopt` of glibc so that the process keeps freed memory. In a normal process, calls",
-        "  with large outputs are slower, because the system must provide new memory for each call.",
-        "- **torch-struct** is written for GPUs. On a CPU, its parallel scan does more arithmetic than a loop.",
-        "- **pytorch-crf**: the benchmarks of chains call its private method for the log-partition function. A whole",
-        f"  training step is only {min(gains):.1f}–{max(gains):.1f} times faster with bellmax, because the CRF is a",
-        "  small share of the step.",
+        "- **Memory**: we set `mallopt` of glibc so that a process keeps freed memory and uses it again. A normal",
+        "  process returns freed memory to the system. There, calls with large outputs take longer than here, because",
+        "  the system must provide new memory for each call.",
+        "- **torch-struct** is written for GPUs. Its parallel scan does more arithmetic than a loop over the steps,",
+        "  which is a disadvantage on a CPU.",
+        "- **pytorch-crf**: the benchmarks of chains measure the CRF alone. In the training step of a tagger, the CRF",
+        "  is a small share of the time. So a whole training step is only",
+        f"  {min(gains):.1f}–{max(gains):.1f} times faster with bellmax than with pytorch-crf.",
         "",
         "To repeat all measurements on an idle machine, clone the repository and run:",
         "",
@@ -346,8 +351,9 @@ def markdown(results: dict[str, Any]) -> list[str]:
         "",
         "## Overview",
         "",
-        "The table shows the minimum, median and maximum of the ratios over all shapes and tasks of a benchmark. The",
-        "last column counts the cases in which the other library is faster than bellmax.",
+        "A row compares bellmax with one other implementation in one benchmark. A benchmark has several shapes and",
+        "tasks, and each of them has a ratio. The table shows the minimum, median and maximum of these ratios. The",
+        "last column counts the ratios below 1×, for which the other implementation is faster.",
         *table(
             "benchmark | compared with | minimum: | median: | maximum: | below 1×:",
             list(summary(panels(results) | without_figure(results))),
@@ -361,16 +367,16 @@ def markdown(results: dict[str, Any]) -> list[str]:
         "",
         "## Growth",
         "",
-        "The figure shows the time of bellmax against the size of the problem, on logarithmic scales. Gray lines show",
-        "linear growth.",
+        "The figure shows how the time of bellmax grows with the size of the problem. Both axes are logarithmic. Along",
+        "a gray line, the time grows in proportion to the size.",
         "",
         "![Three line charts: milliseconds against edges of DAGs, edges of chains, and cells of DTW](growth.svg)",
         "",
         "## Memory",
         "",
-        "The figure shows the memory of value and gradient, measured in a new process. The last row is the memory of",
-        "the value only. *Workspace* is the peak memory minus inputs and outputs. If its inputs are series, DTW does",
-        "not build the cost matrix.",
+        "The figure shows the memory of a process that computes a value and its gradient once. The process of the last",
+        "row computes only the value. *Workspace* is the peak memory minus the memory of inputs and outputs. If the",
+        "inputs of DTW are series, bellmax does not build the cost matrix.",
         "",
         "![Bar chart: MB of inputs, outputs and workspace for chains and DTW](memory.svg)",
     ]

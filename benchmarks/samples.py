@@ -74,10 +74,13 @@ def markdown(results: Row) -> list[str]:
     return [
         *heading("samples", results["machine"]),
         "",
-        f"Each call draws or scores {DRAWS} samples for each member of the batch. A shape is (B,T,S) for chains,",
-        "(B,T,V) for CTC and (B,N,M) for DTW. The time of the forward sweep is not counted. A number in brackets is",
-        "the time divided by the time to draw the samples (medians). `log_prob` of a decoded form reads one number",
-        "for each edge of a path. `log_prob` of an event reads all edges of the graph for each sample.",
+        f"For each member of the batch, a call of `sample_decoded` draws {DRAWS} samples. A call of `log_prob`",
+        "computes the log-probabilities of these samples. A shape is (B,T,S) for chains, (B,T,V) for CTC and (B,N,M)",
+        "for DTW. The time of the forward sweep is not counted. A number in brackets is the median time of a column",
+        "divided by the median time of `sample_decoded`.",
+        "",
+        "If a sample is in decoded form, `log_prob` reads one number for each edge of its path. If a sample is an",
+        "event, `log_prob` reads all edges of the graph.",
         *table(
             "structure | Ω | `sample_decoded`: | `log_prob` of decoded forms: | `encode` and `log_prob` of events:",
             lines,

@@ -76,8 +76,8 @@ def markdown(results: dict) -> list[str]:
         f"Each row is one training step with AdamW (forward, backward, clipping, update). A batch has {SENTENCES}",
         f"pairs of sentences of at most {LONGEST} words. The vocabulary has {WORDS} words. *Speed* is the time of the",
         "step with softmax attention (`dot-negentropy`) divided by the time of the step in this row (medians). Below",
-        "1×, the step is slower than with softmax attention. *Attention only* is the time of all calls of the",
-        "attention in a step, one for each target word, with their gradients.",
+        "1×, the step is slower than with softmax attention. A step calls the attention once for each target word.",
+        "*Attention only* is the total time of these calls and of their gradients.",
         *table("size | attention | step: | speed: | attention only: | share of the step:", lines),
     ]
 
