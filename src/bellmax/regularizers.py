@@ -417,7 +417,8 @@ class SquaredL2(Tsallis):
     """The regularizer Ω(q) = γ/2 ‖q‖², which gives sparse probabilities and also penalizes long paths.
 
     The name "l2" stands for this Ω. It is the sparse regularizer of Mensch and Blondel (2018). In new code, prefer
-    "sparsemax", which is ``Tsallis(2)``. Its Ω is the Ω of ``SquaredL2`` minus γ/2, and both have the same argmax.
+    "sparsemax", which is ``Tsallis(2)``. The Ω of ``Tsallis(2)`` is the Ω of ``SquaredL2`` minus γ/2. The two
+    regularizers have the same argmax.
 
     The difference γ/2 matters in a dynamic program. If one entry of q is 1 and the others are 0, ``SquaredL2`` is γ/2,
     and ``Tsallis(2)`` is 0. Under ``SquaredL2``, each node of a path therefore subtracts γ/2 from the score of the
