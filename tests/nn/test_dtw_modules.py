@@ -172,6 +172,7 @@ def test_channels_before_time_are_refused() -> None:
     with pytest.raises(ValueError, match=r"got \(8, 1, 50\) and \(8, 1, 50\), series of one step.*pass x.mT and y.mT"):
         DTWLoss()(x, x)
     assert DTWLoss()(x.mT, x.mT).isfinite()
+    torch.testing.assert_close(DTWLoss()(x, x + 1, lengths=(1, 1)), torch.tensor(50.0))
     assert DTWLoss()(x[..., :1], x[..., :1]).isfinite()
 
 

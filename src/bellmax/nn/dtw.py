@@ -90,7 +90,7 @@ class DTWLoss(_Warping):
 
         Raises ``ValueError`` if x and y are matrices with several columns. Such matrices could be batches of univariate
         series, or one pair of multivariate series. Raises ``ValueError``, too, if all series of a batch have one step
-        and several features, since the layout of such a batch is probably (batch, channels, time).
+        and several features and ``lengths`` is not passed, since the layout is probably (batch, channels, time).
 
         Args:
             x: The first series, (..., N, D). For univariate series (B, N), pass ``x.unsqueeze(-1)``. For one
@@ -106,10 +106,10 @@ class DTWLoss(_Warping):
                 "univariate series (batch, length), pass x.unsqueeze(-1) and y.unsqueeze(-1); for one pair of series "
                 "(length, features), pass x.unsqueeze(0) and y.unsqueeze(0)"
             )
-        if min(x.ndim, y.ndim) > 2 and x.shape[-2] == y.shape[-2] == 1 < x.shape[-1]:
+        if lengths is None and min(x.ndim, y.ndim) > 2 and x.shape[-2] == y.shape[-2] == 1 < x.shape[-1]:
             raise ValueError(
                 f"x and y must have shape (batch, length, features), got {tuple(x.shape)} and {tuple(y.shape)}, series "
-                "of one step: for (batch, channels, time), pass x.mT and y.mT"
+                "of one step: for (batch, channels, time), pass x.mT and y.mT; for series of one step, pass lengths=(1, 1)"
             )
         return dtw_of_series(
             x,
