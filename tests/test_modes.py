@@ -84,6 +84,7 @@ def test_table_of_predicates() -> None:
     [
         (lambda x: bx.Chain.from_scores(x, torch.zeros(3, 3)).value, (2, 5, 3)),
         (lambda x: bx.Chain.from_scores(x, torch.zeros(3, 3)).decode(), (2, 5, 3)),
+        (lambda x: bx.Chain(x.bfloat16(), gamma=x[:, 0, 0, 0].exp()).value, (2, 5, 3, 3)),
         (lambda x: bx.CTC(x, torch.tensor([1, 2])).spans(), (2, 5, 3)),
         (lambda x: bx.DependencyTrees(x).expected_path, (2, 4, 4)),
         (lambda x: bx.DAG([(0, 1), (0, 2), (1, 3), (2, 3)]).paths(x).decode(), (9, 4)),
@@ -91,7 +92,7 @@ def test_table_of_predicates() -> None:
         (lambda x: bx.dtw_cdist(x), (4, 5, 3)),
         (lambda x: bx.dtw_neighbors(x, k=1).indices, (4, 5, 3)),
     ],
-    ids=["value", "decode", "CTC", "trees", "graph", "dtw", "dtw_cdist", "dtw_neighbors"],
+    ids=["value", "decode", "bfloat16 and a tensor γ", "CTC", "trees", "graph", "dtw", "dtw_cdist", "dtw_neighbors"],
 )
 def test_a_traced_function_computes_new_results(function: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> None:
     """torch.jit.trace records operators, not kernels that write into empty tensors."""
