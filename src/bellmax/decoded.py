@@ -181,13 +181,11 @@ class DecodedForm:
         try:
             shape = torch.broadcast_shapes(decoded.shape[: decoded.ndim - dims], batch_shape)
         except RuntimeError:
-            n = len(batch_shape)
-            hint = (
-                f". If it is of topk_decoded, pass {name}.movedim({n}, 0)" if decoded.shape[:n] == batch_shape else ""
-            )
-            raise ValueError(
-                f"{name} must broadcast to the batch shape {tuple(batch_shape)}, got {tuple(decoded.shape)}{hint}"
-            ) from None
+            n, message = len(batch_shape), f"{name} must broadcast to the batch shape {tuple(batch_shape)}"
+            message += f", got {tuple(decoded.shape)}"
+            if decoded.shape[:n] == batch_shape:
+                message += f". If it is of topk_decoded, pass {name}.movedim({n}, 0)"
+            raise ValueError(message) from None
         integers: Tensor = decoded.to(torch.int64)
         return integers.expand(shape + sizes)
 

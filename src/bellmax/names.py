@@ -210,7 +210,7 @@ FOREIGN = {
         "warping_path": "bellmax.plots.alignment",
     },
 }
-"""What to use, by module and a name that other libraries have."""
+"""The replacement for each name of another library, by module."""
 
 
 def attribute_error(module: str, name: str) -> AttributeError | ImportError:

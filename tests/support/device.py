@@ -24,7 +24,7 @@ DEVICE = torch.device("privateuseone", 0)  # the name before it is registered
 _ON_CPU, _HERE = 1, 12  # device types of DLPack: the CPU, and an extension device
 
 copies: list[tuple[str, tuple[int, ...], torch.dtype]] = []
-"""What crossed, and to which device."""
+"""The target device, shape and dtype of each copied tensor."""
 _refused: set[torch.dtype] = set()
 
 

@@ -64,8 +64,8 @@ def dtw(
 
     The divergence "debiased" is never negative if Ω is negentropy, γ is 1, the cost is "log_sqeuclidean" and there is
     no band (Blondel, Mensch, Vert, 2021). To keep this guarantee with another γ, divide the series by √γ, call the
-    function with γ = 1, and multiply the result by γ. For other costs, nobody has proved that the divergence cannot be
-    negative. Under a sparse Ω, it can be negative, as in the last example.
+    function with γ = 1, and multiply the result by γ. For other costs, there is no proof that the divergence cannot be
+    negative. Under a sparse Ω, the divergence can be negative, as in the last example.
 
     Args:
         x: The first series, a tensor, an array, a list or a pandas row. The shape is (..., N, D) for N steps with D

@@ -24,7 +24,7 @@ class DTWKernel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SeriesEstimat
 
     The kernel of a series x and a training series y is exp(−D(x/ℓ, y/ℓ)), where ℓ is ``length_scale``. With the default
     parameters, D is the divergence "debiased" of soft-DTW with γ = 1. The result is the normalized global alignment
-    kernel, which is positive definite. For another cost, Ω or divergence, nobody has proved that the kernel is positive
+    kernel, which is positive definite. For another cost, Ω or divergence, there is no proof that the kernel is positive
     definite.
 
     Args:
