@@ -109,7 +109,7 @@ class DTWLoss(_Warping):
         if lengths is None and min(x.ndim, y.ndim) > 2 and x.shape[-2] == y.shape[-2] == 1 < x.shape[-1]:
             raise ValueError(
                 f"x and y must have shape (batch, length, features), got {tuple(x.shape)} and {tuple(y.shape)}, series "
-                "of one step: for (batch, channels, time), pass x.mT and y.mT; for series of one step, pass lengths=(1, 1)"
+                "of one step: for (batch, channels, time), pass x.mT and y.mT; for one step, pass lengths=(1, 1)"
             )
         return dtw_of_series(
             x,
