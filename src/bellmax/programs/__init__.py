@@ -10,6 +10,8 @@ from bellmax.programs.chain import ChainProgram
 from bellmax.programs.charts import ChartProgram
 from bellmax.programs.graph import GraphProgram
 from bellmax.programs.lattice import LatticeProgram, program_of
+from bellmax.programs.linear import PREFIX as _LINEAR
+from bellmax.programs.linear import LinearGraphProgram, linear_program_of
 from bellmax.programs.program import Program
 from bellmax.programs.scored_chain import ScoredChainProgram
 from bellmax.programs.segments import SEGMENTS, ScoredSegmentProgram
@@ -23,16 +25,18 @@ __all__ = [
     "SCORED_SEGMENTS_WITH_LAST",
     "SEGMENTS",
     "LatticeProgram",
+    "LinearGraphProgram",
     "Program",
     "register",
 ]
 
 
 class _Programs(dict[str, Program]):
-    """Programs by name. A lattice program is created on first use: its name contains its table."""
+    """Programs by name. Some are created on first use: the name of a lattice program contains its table, and the name
+    of a linear graph program contains the names of its scores."""
 
     def __missing__(self, name: str) -> Program:
-        program = self[name] = program_of(name)
+        program = self[name] = (linear_program_of if name.startswith(_LINEAR) else program_of)(name)
         return program
 
 
