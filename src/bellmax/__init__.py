@@ -8,7 +8,8 @@ and the losses accept these paths. Structures:
 - alignments: ``DTW``, ``SequenceAlignment`` (Needleman–Wunsch, Smith–Waterman), ``MonotonicAlignment``
 - speech: ``CTC``, ``Transducer`` (RNN-T)
 - trees: ``SpanTrees`` (constituents), ``DependencyTrees``, ``TreeModel`` (labels on a given tree)
-- your own: ``DAG``, ``Hypergraph``, and ``Lattice`` with ``Move`` and the words in ``bellmax.lattice``
+- your own recursion, in plain Python: ``program``, with ``bellmax.max`` and ``bellmax.min``
+- your own graph: ``DAG``, ``Hypergraph``, and ``Lattice`` with ``Move`` and the words in ``bellmax.lattice``
 
 For graphs with cycles, ``BeliefPropagation`` computes approximate marginals. It is not a distribution.
 
@@ -33,6 +34,10 @@ from bellmax.checking import check_regularizer
 from bellmax.distribution import PathDistribution
 from bellmax.info import backend_info
 from bellmax.names import attribute_error
+from bellmax.recursions.check import check_program
+from bellmax.recursions.choices import max as max
+from bellmax.recursions.choices import min as min
+from bellmax.recursions.definition import program
 from bellmax.regularizers import Hard, Negentropy, Regularizer, SquaredL2, Tsallis
 from bellmax.series import dtw, dtw_barycenter, dtw_cdist, dtw_neighbors
 from bellmax.structures.alignment import SequenceAlignment
@@ -79,6 +84,7 @@ __all__ = [
     "Tsallis",
     "__version__",
     "backend_info",
+    "check_program",
     "check_regularizer",
     "cluster",
     "compat",
@@ -90,6 +96,7 @@ __all__ = [
     "losses",
     "nn",
     "plots",
+    "program",
     "sklearn",
     "use_backend",
     "viterbi",

@@ -41,7 +41,8 @@ class LinearGraphProgram(GraphProgram):
         self, names: Sequence[str], has_extra_root: bool, longest_path: Callable[[], int] | None = None
     ) -> None:
         super().__init__(longest_path, max_count=math.inf)
-        self.scores, self._has_extra_root = tuple(names), has_extra_root
+        self._has_extra_root = has_extra_root
+        self.scores = tuple(names)
         self.name = self.paths = f"{PREFIX}{int(has_extra_root)}:{','.join(names)}"
 
     def extra_nodes(self, theta: Tensors, index: Tensors) -> int | Tensor:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Self
 
-Hyperedges: TypeAlias = "Tensor | NDArray[np.integer[Any]] | Iterable[tuple[Hashable, Sequence[Hashable]]]"
+Hyperedges: TypeAlias = "Rows | Tensor | NDArray[np.integer[Any]] | Iterable[tuple[Hashable, Sequence[Hashable]]]"
 _NO_EDGE = -2  # instead of a number that no edge has
 _MAX_EDGES = 10**8  # of a derivation, since a sample has a number for each
 
@@ -99,7 +99,7 @@ class Hypergraph(StoredGraph):
         edges: Hyperedges,
         num_nodes: int | None = None,
         *,
-        weight_of: Tensor | Sequence[int] | None = None,
+        weight_of: Tensor | NDArray[np.integer[Any]] | Sequence[int] | None = None,
         goal: Hashable | None = None,
     ) -> None:
         rows = _read(edges)
@@ -467,8 +467,9 @@ class Derivations(GraphPaths):
 # --- reading edges
 
 
-class _Rows(NamedTuple):
-    """Edges as arrays: the head of each edge, and the tails of all edges, ``arity`` of them for each edge in order."""
+class Rows(NamedTuple):
+    """Edges as arrays that were checked: the head of each edge, and the tails of all edges, ``arity`` of them for each
+    edge in order."""
 
     head: NDArray[np.int64]
     tail: NDArray[np.int64]
@@ -477,8 +478,10 @@ class _Rows(NamedTuple):
     device: torch.device
 
 
-def _read(edges: Hyperedges) -> _Rows:
+def _read(edges: Hyperedges) -> Rows:
     """Read edges in any form. Raises ``ValueError`` if they are not rows (head, tails), or a node is negative."""
+    if isinstance(edges, Rows):
+        return edges
     if isinstance(edges, Tensor | np.ndarray):
         rows = _read_array(edges)
     elif isinstance(edges, str | Mapping) or not isinstance(edges, Iterable):
@@ -489,17 +492,17 @@ def _read(edges: Hyperedges) -> _Rows:
     return rows
 
 
-def _read_array(edges: Any) -> _Rows:
+def _read_array(edges: Any) -> Rows:
     """Read edges from an array (E, 1 + A): the head of each edge, then its tails, padded with −1."""
     tensor = torch.as_tensor(edges)
     if tensor.ndim != 2 or 0 in tensor.shape:
         raise ValueError(f"edges must have shape (E, 1 + A) with E >= 1, got {tuple(tensor.shape)}")
     rows = as_integers(tensor, "edges").cpu().numpy()
     is_tail = rows[:, 1:] != -1
-    return _Rows(rows[:, 0].copy(), rows[:, 1:][is_tail], is_tail.sum(1), None, tensor.device)
+    return Rows(rows[:, 0].copy(), rows[:, 1:][is_tail], is_tail.sum(1), None, tensor.device)
 
 
-def _read_list(rows: list[Any]) -> _Rows:
+def _read_list(rows: list[Any]) -> Rows:
     """Read edges from rows (head, tails). Nodes that are not numbers are numbered in the order of their appearance."""
     if not rows:
         raise ValueError("edges must have at least one row (head, tails), got none")
@@ -518,10 +521,10 @@ def _read_list(rows: list[Any]) -> _Rows:
     numbers = as_integers(flat, "edges").numpy()
     is_head = np.zeros(len(flat), dtype=bool)
     is_head[np.cumsum(1 + arity) - 1 - arity] = True
-    return _Rows(numbers[is_head], numbers[~is_head], arity, names, torch.device("cpu"))
+    return Rows(numbers[is_head], numbers[~is_head], arity, names, torch.device("cpu"))
 
 
-def _check_nodes(rows: _Rows, is_bad_head: NDArray[np.bool_], is_bad_tail: NDArray[np.bool_], needed: str) -> None:
+def _check_nodes(rows: Rows, is_bad_head: NDArray[np.bool_], is_bad_tail: NDArray[np.bool_], needed: str) -> None:
     """Raise ``ValueError`` for the first edge with a bad head or tail."""
     edge_of_tail = np.repeat(np.arange(len(rows.head)), rows.arity)
     bad = np.concatenate((np.flatnonzero(is_bad_head), edge_of_tail[is_bad_tail]))

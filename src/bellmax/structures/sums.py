@@ -8,7 +8,7 @@ node, drops those that cannot be completed to the target, and gives up after a n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import groupby, product
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _MAX_WORK = 500_000  # numbers to compare, about half a second
 _WORK_PER_EDGE = 16
+_SLACK = 1e-5
 
 
 class Edge(NamedTuple):
@@ -30,6 +31,8 @@ class Edge(NamedTuple):
 
 Bounds = dict[int, tuple["NDArray[np.float64]", "NDArray[np.float64]"]]
 """For each node, lower and upper bounds (K,) of the counts."""
+Counts = dict[int, "NDArray[np.float64]"]
+"""For each node, the possible counts, a row (K,) for each."""
 
 
 def is_long(edges: int, entries: int) -> bool:
@@ -42,14 +45,53 @@ def is_sum(edges: Sequence[Edge], goal: int, counts: NDArray[np.float64]) -> boo
 
     The edges must be sorted: edges into the same node are adjacent, and come after all edges into their tails.
     """
+    possible = _possible_counts(edges, goal, counts)
+    return possible is None or goal in possible
+
+
+def find(edges: Sequence[Edge], goal: int, counts: NDArray[np.float64]) -> list[int] | None:
+    """Return the positions of the edges of a derivation with these counts; None if there is none or the search gives
+    up. The edges must be sorted as for :func:`is_sum`."""
+    possible = _possible_counts(edges, goal, counts)
+    if not possible or goal not in possible:
+        return None
+    into: dict[int, list[int]] = {}
+    for position, edge in enumerate(edges):
+        into.setdefault(edge.head, []).append(position)
+    found: list[int] = []
+    open_nodes = [(goal, possible[goal][0])]
+    while open_nodes:
+        head, row = open_nodes.pop()
+        position, rows = _first_match(edges, into[head], row, possible)
+        found.append(position)
+        open_nodes += zip(edges[position].tails, rows, strict=True)
+    return found
+
+
+def _first_match(
+    edges: Sequence[Edge], positions: Sequence[int], row: NDArray[np.float64], possible: Counts
+) -> tuple[int, Sequence[NDArray[np.float64]]]:
+    """Return the first edge with which a node has the counts ``row`` (K,), and the counts of the edge's tails."""
+    for position in positions:
+        edge = edges[position]
+        if all(tail in possible for tail in edge.tails):
+            for rows in product(*(possible[tail] for tail in edge.tails)):
+                if (np.abs(edge.adds + sum(rows) - row) <= _SLACK * (1 + np.abs(row))).all():
+                    return position, rows
+    raise AssertionError("no edge has the counts of its head")
+
+
+def _possible_counts(edges: Sequence[Edge], goal: int, counts: NDArray[np.float64]) -> Counts | None:
+    """Return the counts at each node that can be completed to ``counts`` (K,) at the goal; None if the search gives
+    up."""
     if is_long(len(edges), len(counts)):
-        return True
+        return None
     inside = _inside_bounds(edges)
-    if goal not in inside or not len(counts):
-        return goal in inside
+    if goal not in inside:
+        return {}
     outside = _outside_bounds(edges, goal, inside)
-    work, slack = 0, 1e-5 * (1 + np.abs(counts))
-    possible: dict[int, NDArray[np.float64]] = {}  # for each node, the rows of counts that can reach the target
+    work, slack = 0, _SLACK * (1 + np.abs(counts))
+    possible: Counts = {}
     for head, edges_into_head in groupby(edges, key=lambda edge: edge.head):
         if head not in outside:
             continue
@@ -60,7 +102,7 @@ def is_sum(edges: Sequence[Edge], goal: int, counts: NDArray[np.float64]) -> boo
                 continue
             work += len(counts) * int(np.prod([len(possible[tail]) for tail in edge.tails]))
             if work > _MAX_WORK:
-                return True
+                return None
             rows = edge.adds[None]
             for tail in edge.tails:
                 rows = (rows[:, None] + possible[tail]).reshape(-1, len(counts))
@@ -68,7 +110,7 @@ def is_sum(edges: Sequence[Edge], goal: int, counts: NDArray[np.float64]) -> boo
         rows = np.unique(np.concatenate(candidates), axis=0) if candidates else counts[None][:0]
         if len(rows):
             possible[head] = rows
-    return goal in possible
+    return possible
 
 
 def _inside_bounds(edges: Sequence[Edge]) -> Bounds:

@@ -1,0 +1,1 @@
+"""Dynamic programs written as plain Python functions: bellmax.program, bellmax.max and bellmax.min."""

@@ -1,0 +1,319 @@
+"""The decorator bellmax.program, and the class Recursion that it returns."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import update_wrapper
+from types import CodeType
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from bellmax.inputs import check_tensor
+from bellmax.recursions.choices import interpreted, is_interpreted
+from bellmax.recursions.paths import ProgramPaths
+from bellmax.recursions.ragged import RaggedPaths
+from bellmax.recursions.symbols import Trace, at_line
+from bellmax.recursions.traced import Traced
+from bellmax.regularizers import Regularizer
+from bellmax.structures.hypergraph import Hypergraph
+from bellmax.tensors import Gamma
+
+_MAX_EDGES = 10**7
+_RESERVED = ("omega", "gamma")
+_CONSTANT_TYPES = (int, float, str, tuple, bool, type(None))
+
+
+def program(axes: str, *, max_edges: int = _MAX_EDGES) -> Callable[[Callable[..., Any]], Recursion]:
+    """Decorate a recursion written in plain Python. Calling it returns a distribution over its solutions.
+
+    The function describes a dynamic program with ``bellmax.max`` or ``bellmax.min`` in place of max or min. Its
+    positional arguments are scores. Its keyword arguments are options such as sizes. It must return one value. For
+    example, the knapsack problem asks for the most valuable set of items that fit into a room:
+
+    >>> import torch, bellmax as bx
+    >>> @bx.program("item")
+    ... def knapsack(value, *, sizes, room):
+    ...     best = [0.0] * (room + 1)
+    ...     for i, size in enumerate(sizes):
+    ...         best = [bx.max(best[r], best[r - size] + value[i]) if r >= size else best[r] for r in range(room + 1)]
+    ...     return best[room]
+    >>> p = knapsack(torch.tensor([2.0, 3.0, 1.0, 4.0]), sizes=(3, 4, 2, 5), room=9)
+    >>> p.best_path()                                  # items 1 and 3
+    tensor([0., 1., 0., 1.])
+    >>> p.value, p.expected_path                       # smoothed optimum, and the probability of each item
+    (tensor(7.7668), tensor([0.4163, 0.7299, 0.2665, 0.7214]))
+
+    The result is a :class:`ProgramPaths`. See :meth:`Recursion.__call__` for the arguments of the call.
+
+    The function runs once for each combination of shapes and keyword arguments, on symbols instead of numbers. Its
+    control flow must not depend on scores. Inside the function:
+
+    - scores are arrays: ``value[i]``, ``cost[i, j]``, ``len(value)`` and ``cost.shape`` work as in NumPy;
+    - ``+`` adds scores, numbers and results of ``bellmax.max``. Scores can also be subtracted, and multiplied by
+      numbers;
+    - every call of ``bellmax.max`` with two or more options makes a node of the dynamic program.
+
+    Args:
+        axes: The dimensions of each positional argument after the batch dimensions, as names separated by spaces.
+            Commas separate arguments: "i j, i, " stands for a matrix, a vector and a number. Dimensions with the same
+            name must have the same size.
+        max_edges: The maximum number of edges of the dynamic program, default 10⁷. Terms of sums count as well.
+
+    """
+    if callable(axes):
+        raise ValueError('axes must be a string: write @bx.program("item") with the dimensions of each argument')
+    if not isinstance(axes, str):
+        raise ValueError(f"axes must be a string such as 'i j, i', got {axes!r}")
+    if not isinstance(max_edges, int) or max_edges < 1:
+        raise ValueError(f"max_edges must be a positive integer, got {max_edges!r}")
+    names = [tuple(part.split()) for part in axes.split(",")]
+    for name in (name for part in names for name in part):
+        if not name.isidentifier():
+            raise ValueError(f"axes must hold names of dimensions such as 'i j, i', got {name!r}")
+    return lambda function: Recursion(function, names, max_edges)
+
+
+class Recursion:
+    """A dynamic program written as a Python function, which :func:`bellmax.program` returns.
+
+    The attribute ``function`` is the original function. It runs on numbers.
+    """
+
+    function: Callable[..., Any]
+
+    def __init__(self, function: Callable[..., Any], axes: Sequence[tuple[str, ...]], max_edges: int) -> None:
+        self.function, self.axes, self.max_edges = function, tuple(axes), max_edges
+        self.inputs = _input_names(function, self.axes)
+        self._traces: dict[Hashable, Traced] = {}
+        self._captured = _captured_names(function)
+        self.__name__ = function.__name__
+        update_wrapper(self, function)
+
+    def __repr__(self) -> str:
+        inputs = ", ".join(f"{n}[{', '.join(axes)}]" for n, axes in zip(self.inputs, self.axes, strict=True))
+        return f"<bellmax.program {self.__name__}({inputs})>"
+
+    def __call__(
+        self,
+        *scores: Tensor | Sequence[Tensor],
+        omega: str | Regularizer = "negentropy",
+        gamma: Gamma | None = None,
+        **static: Any,
+    ) -> Any:
+        """Return the distribution over the derivations of the program.
+
+        Args:
+            scores: A tensor for each positional argument of the function, (..., *own), where the dimensions ``own``
+                have the names in ``axes``. Batch dimensions broadcast. A score of −∞ (+∞ for a program with
+                ``bellmax.min``) removes the options that use it. For problems of different sizes, pass lists of
+                tensors without batch dimensions. The result is then a :class:`RaggedPaths`.
+            omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
+                :class:`Regularizer`.
+            gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
+            static: The keyword arguments of the function. They must be hashable: pass tuples instead of lists.
+
+        """
+        if is_interpreted():
+            name = self.__name__
+            raise ValueError(f"a program cannot call another program: call {name}.function, which is a plain function")
+        if len(scores) != len(self.inputs):
+            raise ValueError(f"{self._signature()}, got {len(scores)} positional arguments")
+        if any(isinstance(score, list | tuple) for score in scores):
+            return RaggedPaths(self, scores, omega, gamma, static)
+        tensors: dict[str, Any] = dict(zip(self.inputs, scores, strict=True))
+        return ProgramPaths(self, self._traced(self._own_shapes(tensors), static), tensors, omega, gamma)
+
+    def graph(self, *shapes: Sequence[int], **static: Any) -> Hypergraph:
+        """Return the hypergraph of the program, for scores of these shapes.
+
+        Edges whose weights are the same sum of scores share a weight of the hypergraph.
+
+        Args:
+            shapes: For each positional argument of the function, its shape without batch dimensions.
+            static: The keyword arguments of the function.
+
+        >>> import bellmax as bx
+        >>> @bx.program("word")
+        ... def best(score):
+        ...     return bx.max(score)
+        >>> best.graph((3,))
+        Hypergraph(num_nodes=1, num_edges=3)
+        """
+        if len(shapes) != len(self.inputs):
+            raise ValueError(f"{self._signature()}, got {len(shapes)} shapes")
+        own = tuple(tuple(int(n) for n in shape) for shape in shapes)
+        for name, axes, shape in zip(self.inputs, self.axes, own, strict=True):
+            if len(shape) != len(axes):
+                raise ValueError(f"the shape of {name} must have {len(axes)} dimensions, got {shape}")
+        self._check_sizes(own)
+        return self._traced(own, static).hypergraph
+
+    def clear_cache(self) -> None:
+        """Forget all traces, so that the next call runs the function again."""
+        self._traces.clear()
+
+    # --- shapes
+
+    def _signature(self) -> str:
+        count = len(self.inputs)
+        return f"{self.__name__} takes {count} score tensor{'s' * (count != 1)} ({', '.join(self.inputs)})"
+
+    def _own_shapes(self, tensors: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
+        """Return the shape of each score without its batch dimensions."""
+        own = []
+        for (name, tensor), axes in zip(tensors.items(), self.axes, strict=True):
+            shape = check_tensor(name, tensor).shape
+            if len(shape) < len(axes):
+                raise ValueError(f"{name} must have shape (..., {', '.join(axes)}), got {tuple(shape)}")
+            own.append(tuple(shape[len(shape) - len(axes) :]))
+        self._check_sizes(own)
+        return tuple(own)
+
+    def _check_sizes(self, own: Sequence[tuple[int, ...]]) -> None:
+        """Raise ``ValueError`` if dimensions of the same name have different sizes."""
+        sizes: dict[str, tuple[int, str]] = {}
+        for name, axes, shape in zip(self.inputs, self.axes, own, strict=True):
+            for axis, size in zip(axes, shape, strict=True):
+                known, other = sizes.setdefault(axis, (size, name))
+                if size != known:
+                    raise ValueError(
+                        f"the dimensions {axis!r} must have the same size, got {known} of {other} and {size} of {name}"
+                    )
+
+    # --- tracing
+
+    def _traced(self, own: tuple[tuple[int, ...], ...], static: Mapping[str, Any]) -> Traced:
+        """Return the program for scores of these shapes, from the cache if possible."""
+        key = own, tuple(static.items()), self._captured_values()
+        try:
+            traced = self._traces.get(key)
+        except TypeError:
+            raise _unhashable(static) from None
+        if traced is None:
+            traced = self._trace(own, static)
+            self._make_room(traced)
+            self._traces[key] = traced
+        return traced
+
+    def _captured_values(self) -> tuple[Any, ...]:
+        """Return the numbers, strings and tuples outside of the function that it reads."""
+        if not self._captured:
+            return ()
+        values = (get() for get in self._captured)
+        return tuple(value if isinstance(value, _CONSTANT_TYPES) else None for value in values)
+
+    def _make_room(self, traced: Traced) -> None:
+        """Drop the oldest traces if all traces together have more than ``max_edges`` edges."""
+        total = traced.hypergraph.num_edges + sum(t.hypergraph.num_edges for t in self._traces.values())
+        while self._traces and total > self.max_edges:
+            total -= self._traces.pop(next(iter(self._traces))).hypergraph.num_edges
+
+    def _trace(self, own: tuple[tuple[int, ...], ...], static: Mapping[str, Any]) -> Traced:
+        """Run the function on symbols."""
+        for name, value in static.items():
+            if isinstance(value, Tensor | np.ndarray):
+                raise _unhashable({name: value})
+        trace = Trace(sum(int(np.prod(shape)) for shape in own), self.max_edges)
+        proxies, first = [], 0
+        for shape in own:
+            size = int(np.prod(shape))
+            array = np.empty(size, dtype=object)
+            array[:] = [trace.Symbol(n + 1) for n in range(first, first + size)]
+            proxies.append(array.reshape(shape) if shape else array[0])
+            first += size
+        code = self.function.__code__
+        inputs = dict(zip(self.inputs, own, strict=True))
+        with interpreted(trace):
+            try:
+                result = self.function(*proxies, **static)
+            except IndexError as error:
+                raise _explain_index(error, inputs) from error
+        return Traced(trace, trace.code_of_result(result, code), inputs, code)
+
+
+def _unhashable(static: Mapping[str, Any]) -> ValueError:
+    """Return the error for a keyword argument that cannot be part of the key of a trace."""
+    for name, value in static.items():
+        try:
+            hash(value)
+            is_bad = isinstance(value, Tensor)
+        except TypeError:
+            is_bad = True
+        if is_bad:
+            kind = type(value).__name__
+            advice = {
+                "list": "pass a tuple",
+                "Tensor": "pass it as a positional argument, or as a tuple of numbers",
+                "ndarray": "pass a tuple of numbers, such as tuple(x.tolist())",
+            }.get(kind, "pass numbers, strings and tuples")
+            return ValueError(f"the keyword argument {name} must be hashable, got a {kind}: {advice}")
+    return ValueError("keyword arguments must be hashable")
+
+
+def _explain_index(error: IndexError, inputs: Mapping[str, tuple[int, ...]]) -> Exception:
+    """Return the error for an index of a score that is out of range, with the line of the program."""
+    if not re.search(r"out of bounds for axis|too many indices for array", str(error)):
+        return error
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    assert traceback is not None
+    shapes = ", ".join(f"{name} {shape}" for name, shape in inputs.items())
+    message = f"an index of a score is out of range, {error}, where the shapes are {shapes}"
+    return at_line(message, traceback.tb_frame.f_code, traceback.tb_lineno)
+
+
+# --- reading the function
+
+
+def _input_names(function: Callable[..., Any], axes: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """Return the names of the positional arguments that are scores. Raises ``ValueError`` if they do not fit."""
+    if not hasattr(function, "__code__"):
+        raise ValueError(f"bx.program must decorate a function, got {function!r}")
+    parameters = inspect.signature(function).parameters
+    positional = [name for name, p in parameters.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    name = function.__name__
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters.values()):
+        raise ValueError(f"{name} must have named positional arguments, got *args")
+    if len(axes) > len(positional):
+        raise ValueError(
+            f"axes must have one part for each score of {name}, got {len(axes)} parts and the positional arguments "
+            f"{', '.join(positional) or 'none'}"
+        )
+    for reserved in _RESERVED:
+        if reserved in parameters:
+            raise ValueError(f"{name} must not have an argument {reserved!r}, which the call of the program takes")
+    return tuple(positional[: len(axes)])
+
+
+def _captured_names(function: Callable[..., Any]) -> list[Callable[[], Any]]:
+    """Return functions that look up what the function reads from outside: closure cells and global variables."""
+    code = function.__code__
+    cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
+    lookups: list[Callable[[], Any]] = [_cell_lookup(cell) for cell in cells.values()]
+    names = {name for inner in _codes(code) for name in inner.co_names}
+    return lookups + [_global_lookup(function.__globals__, name) for name in sorted(names)]
+
+
+def _codes(code: CodeType) -> list[CodeType]:
+    """Return a code object and those of the functions inside."""
+    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return [code, *(nested for child in inner for nested in _codes(child))]
+
+
+def _cell_lookup(cell: Any) -> Callable[[], Any]:
+    def look_up() -> Any:
+        try:
+            return cell.cell_contents
+        except ValueError:  # empty until the surrounding function assigns the variable
+            return None
+
+    return look_up
+
+
+def _global_lookup(namespace: dict[str, Any], name: str) -> Callable[[], Any]:
+    return lambda: namespace.get(name)

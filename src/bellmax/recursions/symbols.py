@@ -1,0 +1,340 @@
+"""Values of a program that is traced: the class Symbol, and the class Trace, which records nodes and edges.
+
+A symbol is an expression Σ coefficient · entry + constant + Σ node. Its part without nodes is a *form*. A trace
+numbers forms and nodes, so that a symbol is a single integer: code = tails · 2³² + form. Form 0 is the number 0. Tails
+0 means no node, tails n < 2³⁰ means node n, and larger numbers mean several nodes. So the sum of a node and a form is
+the sum of their codes.
+"""
+
+from __future__ import annotations
+
+import linecache
+import math
+import os
+import sys
+from collections.abc import Sequence
+from numbers import Real
+from types import CodeType, FrameType
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+_FORM_BITS = 32
+_FORM = (1 << _FORM_BITS) - 1
+_SEVERAL = 1 << 30  # added to the position of a tuple of nodes
+_PACKAGE = os.path.dirname(__file__)
+
+Form = tuple[tuple[tuple[int, float], ...], float]
+"""Terms (entry, coefficient) in the order of entries, and a constant."""
+
+
+class ProgramError(ValueError):
+    """An error in a line of a program."""
+
+
+def user_frame() -> FrameType:
+    """Return the innermost frame outside of this package: the line of the program that runs."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    assert frame is not None
+    return frame
+
+
+def at_line(message: str, code: CodeType, line: int) -> ProgramError:
+    """Return an error about a line of a program."""
+    source = linecache.getline(code.co_filename, line).strip()
+    where = f"line {line} of {code.co_filename}" if not source else f"line {line}: {source}"
+    return ProgramError(f"{message} ({where})")
+
+
+def error(message: str) -> ProgramError:
+    """Return an error about the line of the program that runs."""
+    frame = user_frame()
+    return at_line(message, frame.f_code, frame.f_lineno)
+
+
+def _refuse(message: str) -> Any:
+    """Return a method that raises an error."""
+
+    def method(self: Symbol, *args: Any) -> Any:
+        raise error(message)
+
+    return method
+
+
+_BRANCH = (
+    "a program cannot compare or branch on a smoothed value: use bx.max or bx.min instead of if, max, min or sorted"
+)
+_FOREIGN = "a program cannot use a smoothed value of another call: create caches inside the program"
+_NONLINEAR = "a program can only add and subtract scores and multiply them by numbers"
+
+
+class Symbol:
+    """A value of a program that is traced. Each trace has its own subclass, so that symbols cannot be mixed."""
+
+    __slots__ = ("code",)
+    trace: ClassVar[Trace]
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+    def __repr__(self) -> str:
+        return self.trace.show(self.code)
+
+    # --- sums
+
+    def __add__(self, other: Any) -> Any:
+        if type(other) is not type(self):
+            return self.trace.add_number(self, other)
+        a, b = self.code, other.code
+        if (a & _FORM and b & _FORM) or (a > _FORM and b > _FORM):
+            return type(self)(self.trace.add(a, b))
+        return type(self)(a + b)
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Any:
+        return self.trace.scale(self, -1.0)
+
+    def __pos__(self) -> Any:
+        return self
+
+    def __sub__(self, other: Any) -> Any:
+        return self + (-other if isinstance(other, Symbol) else self.trace.negated(other))
+
+    def __rsub__(self, other: Any) -> Any:
+        return -self + other
+
+    def __mul__(self, other: Any) -> Any:
+        return self.trace.scale(self, other)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Any) -> Any:
+        if isinstance(other, Real) and other == 0:
+            raise error("a score cannot be divided by 0")
+        return self.trace.scale(self, 1 / float(other) if isinstance(other, Real) else other)
+
+    # --- what a program cannot do
+
+    __array_ufunc__ = None  # NumPy leaves arithmetic to the methods above
+    __hash__ = object.__hash__
+    __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse(_BRANCH)
+    __float__ = __int__ = __complex__ = __round__ = __abs__ = __trunc__ = __floor__ = __ceil__ = _refuse(
+        "a smoothed value has no number while a program is traced"
+    )
+    __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __matmul__ = _refuse(
+        _NONLINEAR
+    )
+    __index__ = _refuse("a smoothed value cannot be an index or a size: pass integers as keyword arguments")
+    __len__ = __iter__ = __getitem__ = _refuse("a smoothed value is a single number and has no elements")
+
+
+class Trace:
+    """The nodes and edges that a program makes while it runs on symbols.
+
+    Node n has the edges ``ends[n − 1]`` … ``ends[n] − 1``. Nodes are numbered from 1, tails before heads.
+
+    Args:
+        num_entries: The number of entries of all scores. Entry n has the form n + 1.
+        max_edges: The maximum number of edges, terms of forms and tails beyond the first.
+
+    """
+
+    def __init__(self, num_entries: int, max_edges: int) -> None:
+        self.codes: list[int] = []
+        self.ends = [0]
+        self.sense: int | None = None
+        self.num_entries, self.max_edges = num_entries, max_edges
+        self.forms: list[Form] = []
+        """The forms that are not a single entry, from form ``num_entries`` + 1 on."""
+        self.bundles: list[tuple[int, ...]] = []
+        """The nodes of tails from 2³⁰ on."""
+        self.instructions: list[int] = []
+        self.runs: list[tuple[int, CodeType]] = []
+        """The code object that made the nodes from a number on."""
+        self._form_of: dict[Form, int] = {}
+        self._form_of_number: dict[float, int] = {0.0: 0}
+        self._sum_of: dict[tuple[int, int], int] = {}
+        self._bundle_of: dict[tuple[int, ...], int] = {}
+        self._code: CodeType | None = None
+        self._extra = 0  # terms and tails
+        self.Symbol: Any = type("Symbol", (Symbol,), {"__slots__": (), "trace": self})
+
+    # --- nodes
+
+    def choose(self, sense: int, options: Sequence[Any]) -> Any:
+        """Make a node with an edge for each option, and return its value. Called by max and min."""
+        symbol = self.Symbol
+        codes = [option.code for option in options if type(option) is symbol]
+        if len(codes) != len(options):
+            codes = self._read(sense, options)
+        if sense != self.sense:
+            self._set_sense(sense)
+        if len(codes) < 2:
+            return symbol(codes[0]) if codes else -sense * math.inf
+        self.codes += codes
+        self.ends.append(len(self.codes))
+        frame = sys._getframe(2)
+        if frame.f_code is not self._code:
+            self._code = frame.f_code
+            self.runs.append((len(self.ends) - 1, frame.f_code))
+        self.instructions.append(frame.f_lasti)
+        if len(self.codes) + self._extra > self.max_edges:
+            raise self._too_large()
+        return symbol((len(self.ends) - 1) << _FORM_BITS)
+
+    def _read(self, sense: int, options: Sequence[Any]) -> list[int]:
+        """Return the codes of options, some of which are numbers, without those that are infinitely bad."""
+        codes = []
+        for option in options:
+            if type(option) is self.Symbol:
+                codes.append(option.code)
+                continue
+            number = self._number(option, "an option of bx.max or bx.min")
+            if math.isfinite(number):
+                codes.append(self._number_form(number))
+            elif number == sense * math.inf:
+                needed = "bx.max must be less than +inf" if sense > 0 else "bx.min must be greater than -inf"
+                raise error(f"an option of {needed}, got {number:+}")
+        return codes
+
+    def _set_sense(self, sense: int) -> None:
+        if self.sense is not None:
+            raise error("a program must use either bx.max or bx.min, not both")
+        self.sense = sense
+
+    def _too_large(self) -> ProgramError:
+        return error(
+            f"the program has more than max_edges = {self.max_edges} edges and terms: for a grid, use bx.Lattice, or "
+            "increase max_edges of bx.program"
+        )
+
+    def code_of_result(self, result: Any, code: CodeType) -> int | None:
+        """Return the code of what the program returned; None if it has no derivation."""
+        if type(result) is self.Symbol:
+            return int(result.code)
+        if isinstance(result, Symbol):
+            raise at_line(_FOREIGN, code, code.co_firstlineno)
+        sense = self.sense or 1
+        if isinstance(result, Real) and sense * float(result) < math.inf:
+            number = float(result)
+            return self._number_form(number) if math.isfinite(number) else None
+        got = f"{float(result)}" if isinstance(result, Real) else f"a {type(result).__name__}"
+        raise at_line(f"a program must return one smoothed value or number, got {got}", code, code.co_firstlineno)
+
+    # --- sums
+
+    def add(self, a: int, b: int) -> int:
+        """Return the code of the sum of two codes."""
+        tails = self._nodes(a) + self._nodes(b)
+        form = self._add_forms(a & _FORM, b & _FORM)
+        if len(tails) < 2:
+            return (tails[0] if tails else 0) << _FORM_BITS | form
+        bundle = self._bundle_of.get(tails)
+        if bundle is None:
+            bundle = self._bundle_of[tails] = len(self.bundles) + _SEVERAL
+            self.bundles.append(tails)
+            self._count(len(tails))
+        return bundle << _FORM_BITS | form
+
+    def _nodes(self, code: int) -> tuple[int, ...]:
+        tails = code >> _FORM_BITS
+        if tails < _SEVERAL:
+            return (tails,) if tails else ()
+        return self.bundles[tails - _SEVERAL]
+
+    def _add_forms(self, a: int, b: int) -> int:
+        if not a or not b:
+            return a or b
+        pair = (a, b) if a <= b else (b, a)
+        form = self._sum_of.get(pair)
+        if form is None:
+            (terms, constant), (others, other) = self.form(a), self.form(b)
+            total = dict(terms)
+            for entry, coefficient in others:
+                total[entry] = total.get(entry, 0.0) + coefficient
+            form = self._sum_of[pair] = self._intern(total, constant + other)
+        return form
+
+    def add_number(self, symbol: Symbol, number: Any) -> Any:
+        """Return the sum of a symbol and a number, or the number if it is infinite."""
+        value = self._number(number, "a term of a sum")
+        if math.isinf(value):
+            return value
+        return self.Symbol(self.add(symbol.code, self._number_form(value))) if value else symbol
+
+    def scale(self, symbol: Symbol, factor: Any) -> Any:
+        """Return the product of a symbol without nodes and a number."""
+        if isinstance(factor, Symbol):
+            raise error(f"{_NONLINEAR}, got a product of two smoothed values")
+        value = self._number(factor, "a factor of a score")
+        if symbol.code > _FORM:
+            name = "min" if (self.sense or 1) < 0 else "max"
+            raise error(
+                f"a program can only add to the result of bx.{name}, and cannot multiply, negate or subtract it"
+            )
+        if math.isinf(value):
+            raise error(f"a factor of a score must be finite, got {value}")
+        terms, constant = self.form(symbol.code)
+        return self.Symbol(self._intern({entry: value * c for entry, c in terms}, value * constant))
+
+    def negated(self, number: Any) -> float:
+        return -self._number(number, "a term of a sum")
+
+    # --- forms
+
+    def form(self, form: int) -> Form:
+        if not form:
+            return (), 0.0
+        return (((form - 1, 1.0),), 0.0) if form <= self.num_entries else self.forms[form - self.num_entries - 1]
+
+    def _intern(self, terms: dict[int, float], constant: float) -> int:
+        """Return the number of a form."""
+        key = tuple(sorted((entry, c) for entry, c in terms.items() if c)), constant
+        if not constant and len(key[0]) < 2:
+            if not key[0]:
+                return 0
+            ((entry, coefficient),) = key[0]
+            if coefficient == 1:
+                return entry + 1
+        form = self._form_of.get(key)
+        if form is None:
+            self.forms.append(key)
+            form = self._form_of[key] = self.num_entries + len(self.forms)
+            self._count(len(key[0]))
+        return form
+
+    def _number_form(self, number: float) -> int:
+        form = self._form_of_number.get(number)
+        if form is None:
+            form = self._form_of_number[number] = self._intern({}, number)
+        return form
+
+    def _count(self, terms: int) -> None:
+        self._extra += terms
+        if len(self.codes) + self._extra > self.max_edges:
+            raise self._too_large()
+
+    def _number(self, value: Any, what: str) -> float:
+        """Return a number that is not a symbol as a float."""
+        if isinstance(value, Real):
+            number = float(value)
+            if math.isnan(number):
+                raise error(f"{what} must be a number, got nan")
+            return number
+        if isinstance(value, Symbol):
+            raise error(_FOREIGN)
+        if isinstance(value, Tensor):
+            raise error(f"{what} must not be a tensor: pass it to the program as a positional argument")
+        raise error(f"{what} must be a number or a smoothed value, got a {type(value).__name__}")
+
+    # --- for messages
+
+    def show(self, code: int) -> str:
+        terms, constant = self.form(code & _FORM)
+        parts = [f"node {node}" for node in self._nodes(code)]
+        parts += [f"entry {entry}" if c == 1 else f"{c:g} * entry {entry}" for entry, c in terms]
+        parts += [f"{constant:g}"] if constant or not parts else []
+        return f"<{' + '.join(parts)}>"

@@ -1,0 +1,238 @@
+"""The class Traced: a program that was run on symbols, as a hypergraph whose edge weights are sums of score entries."""
+
+from __future__ import annotations
+
+import linecache
+import math
+from collections.abc import Sequence
+from functools import cached_property
+from types import CodeType
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bellmax.modes import outside_modes
+from bellmax.programs import LinearGraphProgram
+from bellmax.recursions.symbols import _FORM, _FORM_BITS, _SEVERAL, Form, Trace
+from bellmax.structures.graphs import is_reachable
+from bellmax.structures.hypergraph import Hypergraph, Rows
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+ONE = "_one"
+"""The name of the score that is the number 1. Constants of a program are its coefficients."""
+
+
+class ProgramEdge(NamedTuple):
+    """An edge of a traced program: one option of a call of ``bellmax.max`` or ``bellmax.min``."""
+
+    line: int
+    """The line of the call in its file. For the sum that the program returns, the first line of the function."""
+    source: str
+    """The text of the line, empty if it is not available."""
+    option: int
+    """The position of the option in the call, without options that are always infinite. 0 for the returned sum."""
+    scores: tuple[tuple[str, tuple[int, ...], float], ...]
+    """The score entries in the weight of the edge: (name, index, coefficient)."""
+    constant: float
+    """The constant in the weight of the edge."""
+
+    def __str__(self) -> str:
+        terms = [
+            f"{'' if coefficient == 1 else f'{coefficient:g} * '}{name}{list(index) if index else ''}"
+            for name, index, coefficient in self.scores
+        ]
+        terms += [f"{self.constant:g}"] if self.constant or not terms else []
+        return f"line {self.line}, option {self.option}: {' + '.join(terms)}    # {self.source}"
+
+
+class _Arrays(NamedTuple):
+    """Edges of a trace, of all its nodes or of those that the result uses. Nodes are numbered from 0."""
+
+    head: NDArray[np.int64]  # (E,)
+    form: NDArray[np.int64]  # (E,)
+    arity: NDArray[np.int64]  # (E,)
+    tail: NDArray[np.int64]  # (arity.sum(),)
+
+
+class Traced:
+    """A program for inputs of certain shapes.
+
+    Args:
+        trace: The trace, after the function has run.
+        result: The code of the result; None if there is no derivation.
+        inputs: The name and the own shape of each score.
+        code: The code of the function.
+
+    """
+
+    def __init__(self, trace: Trace, result: int | None, inputs: dict[str, tuple[int, ...]], code: CodeType) -> None:
+        self.inputs, self.sense, self.has_paths = inputs, trace.sense or 1, result is not None
+        self.has_extra_root = result is None or bool(result & _FORM) or not 0 < result >> _FORM_BITS < _SEVERAL
+        arrays, nodes = _prune(_arrays(trace, result, self.has_extra_root))
+        is_used = np.zeros(trace.num_entries + len(trace.forms) + 1, dtype=bool)
+        is_used[arrays.form] = True
+        form_of_edge = (np.cumsum(is_used) - 1)[arrays.form]
+        self._set_forms(trace, np.flatnonzero(is_used))
+        rows = Rows(arrays.head, arrays.tail, arrays.arity, None, torch.device("cpu"))
+        with outside_modes():
+            self.hypergraph = Hypergraph(rows, weight_of=form_of_edge)
+            self._index = {torch.device("cpu"): self._make_index(form_of_edge)}
+        names = [*inputs, *([ONE] if self.has_constants else [])]
+        self.program = LinearGraphProgram(names, self.has_extra_root, self.hypergraph._longest_path)
+        self._function = code
+        self._set_sites(trace, nodes)
+        self._ones: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+
+    def _set_forms(self, trace: Trace, forms: NDArray[np.int64]) -> None:
+        """Save the terms of these forms of a trace: their entries and coefficients, and the bounds of each form.
+
+        A constant is the coefficient of an additional entry, the number 1.
+        """
+        composite: list[Form] = [trace.forms[n - trace.num_entries - 1] for n in forms if n > trace.num_entries]
+        if not self.has_paths:
+            composite, forms = [((), 1.0)], np.array([trace.num_entries + 1])
+        self.has_constants = any(constant for _, constant in composite)
+        terms = [(*terms, *([(trace.num_entries, constant)] if constant else [])) for terms, constant in composite]
+        is_entry = (forms > 0) & (forms <= trace.num_entries)
+        count = is_entry.astype(np.int64)
+        count[forms > trace.num_entries] = [len(form) for form in terms]
+        self._term_offset = np.concatenate(([0], np.cumsum(count)))
+        # Forms are in order: 0, single entries, then composite forms.
+        entries = np.array([entry for form in terms for entry, _ in form], dtype=np.int64)
+        self._entry = np.concatenate((forms[is_entry] - 1, entries))
+        self._coefficient = np.concatenate((np.ones(is_entry.sum()), [c for form in terms for _, c in form]))
+
+    def _make_index(self, form_of_edge: NDArray[np.int64]) -> tuple[Tensor, ...]:
+        """Return the index of the program on the CPU, see :mod:`bellmax.programs.linear`."""
+        is_one = bool((self._coefficient == 1).all())
+        more = (
+            self._term_offset.astype(np.int32),
+            self._entry.astype(np.int32),
+            self._coefficient[:0] if is_one else self._coefficient,
+            form_of_edge,
+        )
+        return *self.hypergraph._index, *map(torch.from_numpy, more)
+
+    def index(self, device: torch.device) -> tuple[Tensor, ...]:
+        """Return the index of the program on a device."""
+        if device not in self._index:
+            with outside_modes():
+                self._index[device] = tuple(t.to(device) for t in self._index[torch.device("cpu")])
+        return self._index[device]
+
+    def one(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return the score of constants, (1,). If there is no derivation, it is infinitely bad."""
+        key = dtype, device
+        if key not in self._ones:
+            with outside_modes():
+                number = 1.0 if self.has_paths else -self.sense * math.inf
+                self._ones[key] = torch.full((1,), number, dtype=dtype, device=device)
+        return self._ones[key]
+
+    def entries_of(self, edges: Sequence[int], entries: Sequence[int]) -> NDArray[np.float64]:
+        """Return the coefficients (edges, entries) of these entries in the weights of these edges."""
+        assert self.hypergraph.weight_of is not None
+        column = {entry: n for n, entry in enumerate(entries)}
+        matrix = np.zeros((len(edges), len(entries)))
+        for row, form in enumerate(self.hypergraph.weight_of[torch.tensor(edges, dtype=torch.int64)].tolist()):
+            for term in range(*self._term_offset[form : form + 2]):
+                if self._entry[term] in column:
+                    matrix[row, column[self._entry[term]]] = self._coefficient[term]
+        return matrix
+
+    # --- the lines of the program
+
+    def _set_sites(self, trace: Trace, nodes: NDArray[np.int64]) -> None:
+        """Save where the program made each of these nodes of the trace."""
+        nodes = nodes[: len(nodes) - self.has_extra_root]
+        self._instruction = np.array(trace.instructions, dtype=np.int32)[nodes]
+        first = np.array([first - 1 for first, _ in trace.runs], dtype=np.int64)
+        self._code_number = np.searchsorted(first, nodes, side="right") - 1
+        self._codes = [code for _, code in trace.runs]
+
+    def _site(self, node: int) -> tuple[CodeType, int]:
+        """Return the code and the line that made a node. For an extra root, the first line of the function."""
+        if node == len(self._instruction):
+            return self._function, self._function.co_firstlineno
+        code, instruction = self._codes[self._code_number[node]], self._instruction[node]
+        for start, stop, line in code.co_lines():
+            if start <= instruction < stop and line is not None:
+                return code, line
+        return code, code.co_firstlineno
+
+    @cached_property
+    def _first_edge(self) -> NDArray[np.int64]:
+        """The first edge into each node."""
+        heads = self.hypergraph.heads.cpu().numpy()
+        return np.searchsorted(heads, np.arange(self.hypergraph.num_nodes))
+
+    def edge(self, number: int) -> ProgramEdge:
+        """Return an edge by its number."""
+        node = int(self.hypergraph.heads[number])
+        code, line = self._site(node)
+        source = linecache.getline(code.co_filename, line).strip()
+        assert self.hypergraph.weight_of is not None
+        form = int(self.hypergraph.weight_of[number])
+        terms = slice(*self._term_offset[form : form + 2])
+        named = zip(map(self._name, self._entry[terms].tolist()), self._coefficient[terms].tolist(), strict=True)
+        scores = [(name, index, coefficient) for (name, index), coefficient in named]
+        constant = scores.pop()[2] if scores and scores[-1][0] == ONE else 0.0
+        return ProgramEdge(line, source, number - int(self._first_edge[node]), tuple(scores), constant)
+
+    def _name(self, entry: int) -> tuple[str, tuple[int, ...]]:
+        """Return the name and the index of a score entry."""
+        for name, shape in self.inputs.items():
+            if entry < math.prod(shape):
+                return name, tuple(int(n) for n in np.unravel_index(entry, shape))
+            entry -= math.prod(shape)
+        return ONE, ()
+
+
+def _arrays(trace: Trace, result: int | None, has_extra_root: bool) -> _Arrays:
+    """Return the edges of a trace up to the node of the result, which may be an extra root."""
+    if has_extra_root:
+        code = np.array([*trace.codes, result or 0], dtype=np.int64)
+        ends = np.array([*trace.ends, len(code)])
+    else:
+        assert result is not None
+        ends = np.array(trace.ends[: (result >> _FORM_BITS) + 1])
+        code = np.array(trace.codes[: ends[-1]], dtype=np.int64)
+    head = np.repeat(np.arange(len(ends) - 1), np.diff(ends))
+    tails, form = code >> _FORM_BITS, code & _FORM
+    bundles: Sequence[tuple[int, ...]] = trace.bundles
+    size = np.fromiter(map(len, bundles), np.int64, len(bundles))
+    has_several = tails >= _SEVERAL
+    arity = (tails > 0).astype(np.int64)
+    arity[has_several] = size[tails[has_several] - _SEVERAL]
+    offset = np.cumsum(arity) - arity
+    tail = np.empty(int(arity.sum()), dtype=np.int64)
+    has_one = (tails > 0) & ~has_several
+    tail[offset[has_one]] = tails[has_one] - 1
+    if has_several.any():
+        flat = np.fromiter((node - 1 for bundle in bundles for node in bundle), np.int64, int(size.sum()))
+        bundle = tails[has_several] - _SEVERAL
+        within = _ranges(size[bundle])
+        tail[np.repeat(offset[has_several], size[bundle]) + within] = flat[
+            np.repeat((np.cumsum(size) - size)[bundle], size[bundle]) + within
+        ]
+    return _Arrays(head, form, arity, tail)
+
+
+def _ranges(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Concatenate 0 … size − 1 for each size."""
+    return np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+
+
+def _prune(arrays: _Arrays) -> tuple[_Arrays, NDArray[np.int64]]:
+    """Remove the nodes that the last node does not use. Return the remaining edges, and the remaining nodes."""
+    num_nodes = int(arrays.head[-1]) + 1
+    pairs = np.stack((np.repeat(arrays.head, arrays.arity), arrays.tail), 1)
+    is_used = is_reachable(num_nodes - 1, pairs, num_nodes)
+    mask, number = is_used[arrays.head], np.cumsum(is_used) - 1
+    tail = arrays.tail[np.repeat(mask, arrays.arity)]
+    live = _Arrays(number[arrays.head[mask]], arrays.form[mask], arrays.arity[mask], number[tail])
+    return live, np.flatnonzero(is_used)
