@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bellmax.distribution import PathDistribution
 from bellmax.losses.margins import surrogate
-from bellmax.losses.reductions import check_reduction, reduce
+from bellmax.losses.reductions import check_reduction, for_each_shape, reduce
 from bellmax.modes import is_checked
 from bellmax.names import answers_near_misses
 from bellmax.regularizers import Negentropy
@@ -17,6 +17,7 @@ from bellmax.tensors import divide_by_gamma, without_rounding_below_zero
 
 
 @answers_near_misses
+@for_each_shape
 def relaxed(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> Tensor:
     """Return the distance of the expected path from the target.
 
@@ -65,6 +66,7 @@ def relaxed_of(p: PathDistribution, target: Tensor, reduction: str, name: str, i
 
 
 @answers_near_misses
+@for_each_shape
 def expected_cost(p: PathDistribution, cost: Tensor, *, reduction: str = "mean") -> Tensor:
     """Return the expected cost of a random path of p, for minimum risk training.
 
@@ -87,6 +89,7 @@ def expected_cost(p: PathDistribution, cost: Tensor, *, reduction: str = "mean")
 
 
 @answers_near_misses
+@for_each_shape
 def path_nll(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> Tensor:
     """Return the negative log-likelihood of the target under p, −log p(target).
 

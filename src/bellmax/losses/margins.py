@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bellmax.distribution import PathDistribution, check_distribution
-from bellmax.losses.reductions import check_reduction, reduce
+from bellmax.losses.reductions import check_reduction, for_each_shape, reduce
 from bellmax.modes import is_checked
 from bellmax.names import answers_near_misses
 from bellmax.regularizers import Hard, Negentropy, Regularizer
@@ -16,6 +16,7 @@ from bellmax.tensors import without_rounding_below_zero
 
 
 @answers_near_misses
+@for_each_shape
 def surrogate(p: PathDistribution, target: Tensor, cost: Tensor | None = None, *, reduction: str = "mean") -> Tensor:
     """Return the surrogate loss, the usual training loss for every structure and every Ω.
 
@@ -72,6 +73,7 @@ def surrogate_of(
 
 
 @answers_near_misses
+@for_each_shape
 def crf_nll(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> Tensor:
     """Return the loss of a conditional random field (CRF): γ times the negative log-likelihood of the target.
 
@@ -94,6 +96,7 @@ def crf_nll(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> 
 
 
 @answers_near_misses
+@for_each_shape
 def structured_hinge(
     p: PathDistribution, target: Tensor, weight: float | Tensor = 1.0, *, reduction: str = "mean"
 ) -> Tensor:
@@ -116,6 +119,7 @@ def structured_hinge(
 
 
 @answers_near_misses
+@for_each_shape
 def structured_perceptron(p: PathDistribution, target: Tensor, *, reduction: str = "mean") -> Tensor:
     """Return the loss of the structured perceptron: the score of the best path minus the score of the target.
 

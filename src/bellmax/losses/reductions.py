@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from inspect import signature
+from typing import Any, TypeVar, cast
+
 from torch import Tensor
 
 from bellmax.distribution import PathDistribution, check_distribution
 from bellmax.inputs import check_choice
+from bellmax.recursions.ragged import RaggedPaths
 from bellmax.targets import Targets
 
 _REDUCTIONS = ("none", "mean", "sum", "token_mean")
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def for_each_shape(loss: _F) -> _F:
+    """Decorate a loss of (p, target or cost, …) so that p can be a :class:`RaggedPaths`, with a list of targets."""
+    name = list(signature(loss).parameters)[1]
+
+    @wraps(loss)
+    def call(p: Any, *args: Any, reduction: str = "mean", **kwargs: Any) -> Tensor:
+        if not isinstance(p, RaggedPaths):
+            return cast(Tensor, loss(p, *args, reduction=reduction, **kwargs))
+        check_choice("reduction", reduction, _REDUCTIONS[:3])
+        targets, *rest = (kwargs.pop(name), *args) if name in kwargs else args
+        if name == "target" and (kwargs.get("cost") is not None or any(isinstance(a, Tensor) for a in rest)):
+            raise ValueError("cost and weight must be left out for problems of different sizes")
+        losses = p.join_with(name, targets, lambda q, t: loss(q, t, *rest, reduction="none", **kwargs))
+        return losses if reduction == "none" else losses.sum() if reduction == "sum" else losses.mean()
+
+    return cast(_F, call)
 
 
 def check_reduction(p: PathDistribution, reduction: str) -> None:

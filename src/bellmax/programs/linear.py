@@ -55,13 +55,27 @@ class LinearGraphProgram(GraphProgram):
         is_used = torch.zeros(sum(_sizes(theta)), dtype=torch.bool, device=theta[0].device)
         is_used[index[7].long()] = True
         parts = is_used.split(_sizes(theta))
-        return [part.reshape(1, *score.shape[1:]) for part, score in zip(parts, theta, strict=True)]
+        return [part.reshape(1, *score.shape[1:]).expand(score.shape) for part, score in zip(parts, theta, strict=True)]
+
+    def check(self, theta: Tensors, index: Tensors) -> None:
+        super().check(theta, index)
+        is_subtracted = torch.zeros(sum(_sizes(theta)), dtype=torch.bool, device=theta[0].device)
+        is_subtracted[index[7][: index[8].numel()][index[8] < 0].long()] = True
+        for name, score, part in zip(self.scores, theta, is_subtracted.split(_sizes(theta)), strict=True):
+            bad = (score == -math.inf) & part.reshape(1, *score.shape[1:])
+            if score.is_cpu and bool(bad.any()):
+                batch, *event = bad.nonzero()[0].tolist()
+                raise ValueError(
+                    f"{name} must be finite where the program subtracts it, got an infinite score at {tuple(event)} of "
+                    f"batch element {batch} (counted over all batch dimensions)"
+                )
 
     # --- the weights of edges as a function of the scores
 
     def weights(self, theta: Tensors, index: Tensors) -> Tensor:
         batch = theta[0].shape[0]
-        entries = torch.cat([score.expand(batch, *score.shape[1:]).flatten(1) for score in theta], 1)
+        rows = [score.reshape(len(score), size) for score, size in zip(theta, _sizes(theta), strict=True)]
+        entries = torch.cat([row.expand(batch, -1) for row in rows], 1)
         terms = _times_coefficient(entries.index_select(1, index[7]), index)
         forms = terms.new_zeros((batch, index[6].shape[0] - 1)).index_add(1, _form_of_term(index), terms)
         return forms.index_select(1, index[9])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from bellmax.recursions.choices import interpreted
-from bellmax.recursions.definition import Recursion
+from bellmax.recursions.definition import Recursion, object_array
 from bellmax.recursions.paths import ProgramPaths
-from bellmax.regularizers import Regularizer
+from bellmax.regularizers import Negentropy, Regularizer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -95,17 +95,15 @@ def check_program(program: Recursion, *scores: Tensor, **static: Any) -> Program
     p = program(*tensors, **static)
     if not isinstance(p, ProgramPaths) or p.batch_shape:
         raise ValueError("scores must have no batch dimensions: check one problem")
-    soft = p.value
-    with interpreted(Smoothed()):
-        other = torch.as_tensor(program.function(*tensors, **static), dtype=torch.float64)
+    soft, other = p.value, smoothed(program, tensors, static, Negentropy())
     gradients = [torch.autograd.grad(v, tensors, allow_unused=True) if v.requires_grad else () for v in (soft, other)]
     numbers = [tensor.detach().cpu().numpy() for tensor in tensors]
-    listed = _list_derivations(program, numbers, static)
+    listed = list_derivations(program, tensors, static)
     return ProgramReport(
         hard=(program(*tensors, omega="hard", **static).value.item(), float(program.function(*numbers, **static))),
         soft=(soft.item(), other.item()),
         gradient_error=_largest_difference(*gradients),
-        num_paths=(p.num_paths.item(), None if listed is None else len(listed.scores)),
+        num_paths=(p.num_paths.item(), None if listed is None else len(listed)),
         num_nodes=p.hypergraph.num_nodes,
         num_edges=p.hypergraph.num_edges,
     )
@@ -124,84 +122,134 @@ def _largest_difference(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) 
     return max((float(d.abs().max()) for d in differences if isinstance(d, Tensor) and d.numel()), default=0.0)
 
 
-def _list_derivations(program: Recursion, scores: Sequence[NDArray[np.float64]], static: Any) -> _Derivations | None:
-    """Run the function on lists of derivations. Return the derivations of the result; None if there are too many."""
-    proxies = []
-    for array in scores:
-        proxy = np.empty(array.shape, dtype=object)
-        for index in np.ndindex(array.shape):
-            proxy[index] = _Derivations(array[index].reshape(1))
-        proxies.append(proxy if array.shape else proxy[()])
-    try:
-        with interpreted(_Enumeration()):
-            return _as_derivations(program.function(*proxies, **static))
-    except _TooManyError:
-        return None
+class Value:
+    """A value of a program that runs under another meaning of max and min: a number with the operations of symbols."""
+
+    def plus(self, other: Any) -> Value:
+        """Return the sum with a value or a number."""
+        raise NotImplementedError
+
+    def times(self, factor: float) -> Value:
+        """Return the product with a number."""
+        raise NotImplementedError
+
+    def __add__(self, other: Any) -> Any:
+        return NotImplemented if isinstance(other, np.ndarray) else self.plus(other)
+
+    __radd__ = __add__
+
+    def __mul__(self, factor: Any) -> Any:
+        return NotImplemented if isinstance(factor, np.ndarray) else self.times(factor)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: float) -> Any:
+        return self.times(1 / divisor)
+
+    def __neg__(self) -> Any:
+        return self.times(-1.0)
+
+    def __pos__(self) -> Any:
+        return self
+
+    def __sub__(self, other: Any) -> Any:
+        return NotImplemented if isinstance(other, np.ndarray) else self.plus(-other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return self.times(-1.0).plus(other)
 
 
-class Smoothed:
-    """The meaning of max and min on tensors: the smoothed maximum of a regularizer, by default logsumexp."""
+class Smooth(Value):
+    """A tensor without dimensions."""
 
-    def __init__(self, omega: Regularizer | None = None) -> None:
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def plus(self, other: Any) -> Smooth:
+        return Smooth(self.tensor + (other.tensor if isinstance(other, Smooth) else float(other)))
+
+    def times(self, factor: float) -> Smooth:
+        return Smooth(self.tensor * float(factor))
+
+
+class _Smoothing:
+    """The meaning of max and min on tensors: the smoothed maximum of a regularizer."""
+
+    def __init__(self, omega: Regularizer) -> None:
         self.omega = omega
 
     def choose(self, sense: int, options: Sequence[Any]) -> Any:
-        tensors = [torch.as_tensor(option, dtype=torch.float64) for option in options]
+        tensors = [_tensor_of(option) for option in options]
         finite = [tensor for tensor in tensors if float(tensor.detach()) != -sense * math.inf]
         if len(finite) < 2:
-            return finite[0] if finite else -sense * math.inf
-        x = sense * torch.stack(finite)
-        return sense * (x.logsumexp(0) if self.omega is None else self.omega.max(x))
+            return Smooth(finite[0]) if finite else -sense * math.inf
+        return Smooth(sense * self.omega.max(sense * torch.stack(finite)))
+
+
+def _tensor_of(value: Any) -> Tensor:
+    return value.tensor if isinstance(value, Smooth) else torch.tensor(float(value), dtype=torch.float64)
+
+
+def smoothed(program: Recursion, scores: Sequence[Tensor], static: Mapping[str, Any], omega: Regularizer) -> Tensor:
+    """Run the function with the smoothed max of a regularizer in place of max. Differentiable.
+
+    Args:
+        program: The program.
+        scores: Its scores, without batch dimensions, in float64.
+        static: The keyword arguments of the function.
+        omega: The regularizer.
+
+    """
+    arrays = [object_array(tuple(s.shape), [Smooth(entry) for entry in s.flatten().unbind()]) for s in scores]
+    with interpreted(_Smoothing(omega)):
+        return _tensor_of(program.function(*arrays, **static))
 
 
 class _TooManyError(Exception):
     """There are too many derivations to list."""
 
 
-class _Derivations:
+class _Derivations(Value):
     """The scores of all derivations of a value, as an array (K,)."""
-
-    __array_ufunc__ = None
 
     def __init__(self, scores: NDArray[np.float64]) -> None:
         if len(scores) > _MAX_LISTED:
             raise _TooManyError
         self.scores = scores
 
-    def __add__(self, other: Any) -> _Derivations:
-        others = _as_derivations(other).scores
+    def plus(self, other: Any) -> _Derivations:
+        others = _derivations_of(other).scores
         if len(self.scores) * len(others) > _MAX_LISTED:
             raise _TooManyError
         return _Derivations((self.scores[:, None] + others).ravel())
 
-    __radd__ = __add__
-
-    def __mul__(self, factor: float) -> _Derivations:
+    def times(self, factor: float) -> _Derivations:
         return _Derivations(factor * self.scores)
-
-    __rmul__ = __mul__
-
-    def __truediv__(self, divisor: float) -> _Derivations:
-        return self.__mul__(1 / divisor)
-
-    def __neg__(self) -> _Derivations:
-        return self.__mul__(-1.0)
-
-    def __sub__(self, other: Any) -> _Derivations:
-        return self.__add__(-other)
-
-    def __rsub__(self, other: Any) -> _Derivations:
-        return (-self).__add__(other)
-
-
-def _as_derivations(value: Any) -> _Derivations:
-    return value if isinstance(value, _Derivations) else _Derivations(np.array([float(value)]))
 
 
 class _Enumeration:
     """The meaning of max and min on derivations: their union."""
 
     def choose(self, sense: int, options: Sequence[Any]) -> Any:
-        scores = [_as_derivations(option).scores for option in options]
-        finite = [s[s != -sense * math.inf] for s in scores]
-        return _Derivations(np.concatenate(finite)) if finite else _Derivations(np.empty(0))
+        scores = [_derivations_of(option).scores for option in options]
+        return _Derivations(np.concatenate([s[s != -sense * math.inf] for s in scores] or [np.empty(0)]))
+
+
+def _derivations_of(value: Any) -> _Derivations:
+    return value if isinstance(value, _Derivations) else _Derivations(np.array([float(value)]))
+
+
+def list_derivations(
+    program: Recursion, scores: Sequence[Tensor], static: Mapping[str, Any]
+) -> NDArray[np.float64] | None:
+    """Return the scores of all derivations, (K,), by running the function on lists; None if there are too many."""
+    arrays = [
+        object_array(tuple(s.shape), [_Derivations(np.array([score])) for score in s.flatten().tolist()])
+        for s in scores
+    ]
+    try:
+        with interpreted(_Enumeration()):
+            scores_of_result = _derivations_of(program.function(*arrays, **static)).scores
+    except _TooManyError:
+        return None
+    return scores_of_result[np.isfinite(scores_of_result)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import update_wrapper
@@ -92,6 +93,9 @@ class Recursion:
         self._captured = _captured_names(function)
         self.__name__ = function.__name__
         update_wrapper(self, function)
+
+    def __reduce__(self) -> str:
+        return self.function.__qualname__  # pickled as a function is, by its name
 
     def __repr__(self) -> str:
         inputs = ", ".join(f"{n}[{', '.join(axes)}]" for n, axes in zip(self.inputs, self.axes, strict=True))
@@ -217,22 +221,26 @@ class Recursion:
         for name, value in static.items():
             if isinstance(value, Tensor | np.ndarray):
                 raise _unhashable({name: value})
-        trace = Trace(sum(int(np.prod(shape)) for shape in own), self.max_edges)
+        trace = Trace(sum(math.prod(shape) for shape in own), self.max_edges)
         proxies, first = [], 0
         for shape in own:
-            size = int(np.prod(shape))
-            array = np.empty(size, dtype=object)
-            array[:] = [trace.Symbol(n + 1) for n in range(first, first + size)]
-            proxies.append(array.reshape(shape) if shape else array[0])
+            size = math.prod(shape)
+            proxies.append(object_array(shape, [trace.Symbol(n + 1) for n in range(first, first + size)]))
             first += size
         code = self.function.__code__
         inputs = dict(zip(self.inputs, own, strict=True))
         with interpreted(trace):
             try:
                 result = self.function(*proxies, **static)
-            except IndexError as error:
-                raise _explain_index(error, inputs) from error
+            except (IndexError, TypeError) as error:
+                raise _explained(error, inputs) from error
         return Traced(trace, trace.code_of_result(result, code), inputs, code)
+
+
+def object_array(shape: tuple[int, ...], elements: list[Any]) -> Any:
+    """Return objects as an array of this shape, or the single object if the shape is ()."""
+    array = np.fromiter(elements, dtype=object, count=len(elements))
+    return array.reshape(shape) if shape else elements[0]
 
 
 def _unhashable(static: Mapping[str, Any]) -> ValueError:
@@ -254,16 +262,19 @@ def _unhashable(static: Mapping[str, Any]) -> ValueError:
     return ValueError("keyword arguments must be hashable")
 
 
-def _explain_index(error: IndexError, inputs: Mapping[str, tuple[int, ...]]) -> Exception:
-    """Return the error for an index of a score that is out of range, with the line of the program."""
-    if not re.search(r"out of bounds for axis|too many indices for array", str(error)):
+def _explained(error: Exception, inputs: Mapping[str, tuple[int, ...]]) -> Exception:
+    """Return an error with the line of the program, if Python or NumPy refused a score or an index of a score."""
+    if isinstance(error, IndexError) and re.search(r"out of bounds for axis|too many indices for array", str(error)):
+        shapes = ", ".join(f"{name} {shape}" for name, shape in inputs.items())
+        message = f"an index of a score is out of range, {error}, where the shapes are {shapes}"
+    elif isinstance(error, TypeError) and re.search(r"Symbol|\b(max|min)\(\)", str(error)):
+        message = f"a program can only add scores and pass them to bx.max or bx.min, but here {error}"
+    else:
         return error
     traceback = error.__traceback__
     while traceback is not None and traceback.tb_next is not None:
         traceback = traceback.tb_next
     assert traceback is not None
-    shapes = ", ".join(f"{name} {shape}" for name, shape in inputs.items())
-    message = f"an index of a score is out of range, {error}, where the shapes are {shapes}"
     return at_line(message, traceback.tb_frame.f_code, traceback.tb_lineno)
 
 

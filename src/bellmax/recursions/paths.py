@@ -285,7 +285,7 @@ class ProgramPaths(PathDistribution):
         for part, own in zip(counts, self._traced.inputs.values(), strict=True):
             size = math.prod(own)
             zeros = torch.zeros((*lead, size), dtype=dtype, device=self.device)
-            parts.append(zeros if part is None else part.to(dtype).expand(*lead, *own).reshape(*lead, size))
+            parts.append(zeros if part is None else part.to(dtype).expand(lead + own).reshape(*lead, size))
             is_given.append(torch.full((size,), part is not None, device=self.device))
         return torch.cat(parts, -1), torch.cat(is_given)
 

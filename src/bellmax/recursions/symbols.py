@@ -17,12 +17,13 @@ from numbers import Real
 from types import CodeType, FrameType
 from typing import Any, ClassVar
 
+import numpy as np
 from torch import Tensor
 
 _FORM_BITS = 32
 _FORM = (1 << _FORM_BITS) - 1
 _SEVERAL = 1 << 30  # added to the position of a tuple of nodes
-_PACKAGE = os.path.dirname(__file__)
+_LIBRARIES = os.path.dirname(__file__), os.path.dirname(np.__file__)
 
 Form = tuple[tuple[tuple[int, float], ...], float]
 """Terms (entry, coefficient) in the order of entries, and a constant."""
@@ -33,9 +34,9 @@ class ProgramError(ValueError):
 
 
 def user_frame() -> FrameType:
-    """Return the innermost frame outside of this package: the line of the program that runs."""
+    """Return the innermost frame outside of this package and NumPy: the line of the program that runs."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
         frame = frame.f_back
     assert frame is not None
     return frame
@@ -86,7 +87,7 @@ class Symbol:
 
     def __add__(self, other: Any) -> Any:
         if type(other) is not type(self):
-            return self.trace.add_number(self, other)
+            return NotImplemented if isinstance(other, np.ndarray) else self.trace.add_number(self, other)
         a, b = self.code, other.code
         if (a & _FORM and b & _FORM) or (a > _FORM and b > _FORM):
             return type(self)(self.trace.add(a, b))
@@ -101,13 +102,15 @@ class Symbol:
         return self
 
     def __sub__(self, other: Any) -> Any:
+        if isinstance(other, np.ndarray):
+            return NotImplemented
         return self + (-other if isinstance(other, Symbol) else self.trace.negated(other))
 
     def __rsub__(self, other: Any) -> Any:
         return -self + other
 
     def __mul__(self, other: Any) -> Any:
-        return self.trace.scale(self, other)
+        return NotImplemented if isinstance(other, np.ndarray) else self.trace.scale(self, other)
 
     __rmul__ = __mul__
 
@@ -118,7 +121,6 @@ class Symbol:
 
     # --- what a program cannot do
 
-    __array_ufunc__ = None  # NumPy leaves arithmetic to the methods above
     __hash__ = object.__hash__
     __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse(_BRANCH)
     __float__ = __int__ = __complex__ = __round__ = __abs__ = __trunc__ = __floor__ = __ceil__ = _refuse(
@@ -128,7 +130,6 @@ class Symbol:
         _NONLINEAR
     )
     __index__ = _refuse("a smoothed value cannot be an index or a size: pass integers as keyword arguments")
-    __len__ = __iter__ = __getitem__ = _refuse("a smoothed value is a single number and has no elements")
 
 
 class Trace:

@@ -83,8 +83,7 @@ class Traced:
             self._index = {torch.device("cpu"): self._make_index(form_of_edge)}
         names = [*inputs, *([ONE] if self.has_constants else [])]
         self.program = LinearGraphProgram(names, self.has_extra_root, self.hypergraph._longest_path)
-        self._function = code
-        self._set_sites(trace, nodes)
+        self._set_lines(trace, nodes, code)
         self._ones: dict[tuple[torch.dtype, torch.device], Tensor] = {}
 
     def _set_forms(self, trace: Trace, forms: NDArray[np.int64]) -> None:
@@ -146,23 +145,24 @@ class Traced:
 
     # --- the lines of the program
 
-    def _set_sites(self, trace: Trace, nodes: NDArray[np.int64]) -> None:
-        """Save where the program made each of these nodes of the trace."""
-        nodes = nodes[: len(nodes) - self.has_extra_root]
-        self._instruction = np.array(trace.instructions, dtype=np.int32)[nodes]
+    def _set_lines(self, trace: Trace, nodes: NDArray[np.int64], function: CodeType) -> None:
+        """Save the file and the line that made each of these nodes of the trace; for an extra root, the function's."""
+        made = nodes[: len(nodes) - self.has_extra_root]
+        instruction = np.array(trace.instructions, dtype=np.int64)[made]
         first = np.array([first - 1 for first, _ in trace.runs], dtype=np.int64)
-        self._code_number = np.searchsorted(first, nodes, side="right") - 1
-        self._codes = [code for _, code in trace.runs]
-
-    def _site(self, node: int) -> tuple[CodeType, int]:
-        """Return the code and the line that made a node. For an extra root, the first line of the function."""
-        if node == len(self._instruction):
-            return self._function, self._function.co_firstlineno
-        code, instruction = self._codes[self._code_number[node]], self._instruction[node]
-        for start, stop, line in code.co_lines():
-            if start <= instruction < stop and line is not None:
-                return code, line
-        return code, code.co_firstlineno
+        run = np.searchsorted(first, made, side="right") - 1
+        number = {code: n for n, code in enumerate(dict.fromkeys((function, *(code for _, code in trace.runs))))}
+        code_of_run = np.array([number[code] for _, code in trace.runs], dtype=np.int64)
+        self._files = [code.co_filename for code in number]
+        self._file = np.zeros(len(nodes), dtype=np.int32)
+        self._file[: len(made)] = code_of_run[run]
+        self._line = np.full(len(nodes), function.co_firstlineno, dtype=np.int32)
+        for code, n in number.items():
+            is_here = self._file[: len(made)] == n
+            table = [(start, line or code.co_firstlineno) for start, _, line in code.co_lines()]
+            starts, lines = np.array(table).T
+            at = np.searchsorted(starts, instruction[is_here], side="right") - 1
+            self._line[: len(made)][is_here] = lines[at]
 
     @cached_property
     def _first_edge(self) -> NDArray[np.int64]:
@@ -173,8 +173,8 @@ class Traced:
     def edge(self, number: int) -> ProgramEdge:
         """Return an edge by its number."""
         node = int(self.hypergraph.heads[number])
-        code, line = self._site(node)
-        source = linecache.getline(code.co_filename, line).strip()
+        line = int(self._line[node])
+        source = linecache.getline(self._files[self._file[node]], line).strip()
         assert self.hypergraph.weight_of is not None
         form = int(self.hypergraph.weight_of[number])
         terms = slice(*self._term_offset[form : form + 2])
