@@ -38,7 +38,7 @@ PUBLIC = {
         "Score along_column along_row anywhere at_class cell cell_class cell_label column corner gather pair row scalar"
     ),
     "bellmax.compat": "entmax monotonic_align soft_dtw_cuda torch torch_struct torchaudio torchcrf tslearn",
-    "bellmax.plots": "alignment dag",
+    "bellmax.plots": "alignment dag program",
     "bellmax.cluster": "Task plan",
 }
 """The public names of each module, without importing it."""

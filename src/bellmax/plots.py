@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from bellmax.names import attribute_error
+from bellmax.recursions.paths import ProgramPaths
 from bellmax.structures.dag import DAGPaths
 from bellmax.structures.dtw import DTW
 
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from numpy.typing import NDArray
 
-__all__ = ["alignment", "dag"]
+__all__ = ["alignment", "dag", "program"]
+
+_MAX_DRAWN_EDGES = 200
 
 if not TYPE_CHECKING:  # a type checker reports unknown names itself
 
@@ -55,7 +58,7 @@ def dag(p: DAGPaths, *, ax: Axes | None = None, labels: list[str] | None = None)
         # Edges that skip levels, and all but the first of several parallel edges, curve away from the center line.
         bend = 0.3 * nth + 0.15 * (p.dag.levels[child] - p.dag.levels[parent] - 1).item()
         outwards = -1 if positions[parent, 1] + positions[child, 1] >= 0 else 1
-        _draw_edge(ax, positions[parent], positions[child], probability, outwards * bend)
+        _draw_edge(ax, positions[parent], positions[child], probability, outwards * bend, _shown(probability))
     for node, (x, y) in enumerate(positions):
         ax.text(x, y, labels[node] if labels else str(node), ha="center", va="center", zorder=3,
                 bbox={"boxstyle": "circle,pad=0.35", "fc": "white", "ec": "black"})  # fmt: skip
@@ -64,6 +67,86 @@ def dag(p: DAGPaths, *, ax: Axes | None = None, labels: list[str] | None = None)
     ax.set_aspect("equal")
     ax.axis("off")
     return ax
+
+
+def program(p: ProgramPaths, *, ax: Axes | None = None) -> Axes:
+    """Draw the nodes and edges of a small program with the probability of each edge, and return the axes.
+
+    A node is a call of ``bellmax.max`` or ``bellmax.min``, in the order of ``p.node_values``. An edge is one option of
+    the call, labeled with its weight and its probability. It leads from the nodes in the option to the node of the
+    call. The lines from several nodes meet in a dot. The last node is the result. Wider edges are more probable. Edges
+    with probability 0 are dashed.
+
+    Args:
+        p: The distribution that a :func:`bellmax.program` returns, without batch dimensions, with at most 200 edges.
+        ax: The axes to draw on. Default None: a new figure.
+
+    >>> import torch, bellmax as bx
+    >>> @bx.program("item")
+    ... def no_neighbors(value):
+    ...     taken, skipped = value[0], 0.0
+    ...     for v in value[1:]:
+    ...         taken, skipped = skipped + v, bx.max(taken, skipped)
+    ...     return bx.max(taken, skipped)
+    >>> ax = program(no_neighbors(torch.tensor([1.0, 3.0, 1.0]), omega="sparsemax"))
+    >>> len(ax.patches)  # an arrow for each edge
+    6
+
+    """
+    from matplotlib.figure import Figure
+
+    graph = p.hypergraph
+    if len(p.batch_shape):
+        raise ValueError(
+            f"p must have no batch dimensions, got batch shape {tuple(p.batch_shape)}: index it, such as p[0]"
+        )
+    if graph.num_edges > _MAX_DRAWN_EDGES:
+        raise ValueError(f"p must have at most {_MAX_DRAWN_EDGES} edges to be drawn, got {graph.num_edges}")
+    positions = _node_positions(graph.levels) * (1.9, 1.3)
+    width, height = np.ptp(positions, axis=0)
+    ax = ax or Figure(figsize=(3.5 + width, 2 + 0.8 * height), layout="constrained").subplots()
+    probabilities = p._solver.expanded().expected_edges().tolist()
+    offset, tails = graph.tail_offset.tolist(), graph.tails.tolist()
+    num_parallel: dict[tuple[int, ...], int] = {}
+    for number, (head, probability) in enumerate(zip(graph.heads.tolist(), probabilities, strict=True)):
+        from_nodes = tails[offset[number] : offset[number + 1]]
+        key = (head, *from_nodes)
+        nth = num_parallel[key] = num_parallel.get(key, -1) + 1
+        _draw_option(ax, positions, from_nodes, head, probability, nth, p._traced.edge(number).weight)
+    for node, (x, y) in enumerate(positions):
+        style = "round4,pad=0.3" if node == graph.num_nodes - 1 else "circle,pad=0.25"
+        ax.text(x, y, str(node), ha="center", va="center", fontsize=8, zorder=3,
+                bbox={"boxstyle": style, "fc": "white", "ec": "black"})  # fmt: skip
+    ax.set_xlim(-2.4, positions[:, 0].max() + 0.5)
+    ax.set_ylim(positions[:, 1].min() - 1, positions[:, 1].max() + 1)
+    ax.axis("off")
+    return ax
+
+
+def _draw_option(
+    ax: Axes,
+    positions: NDArray[np.float64],
+    tails: list[int],
+    head: int,
+    probability: float,
+    nth: int,
+    label: str,
+) -> None:
+    """Draw an edge into a node from its tails. Without tails, it begins left of the node."""
+    stop = positions[head]
+    points = [positions[tail] for tail in tails]
+    if not points:
+        points = [stop + np.array((-1.9, 0.45 - 0.6 * nth))]
+    middle = points[0]
+    if len(points) > 1:
+        middle = 0.4 * np.mean(points, axis=0) + 0.6 * stop
+        style = _edge_style(probability)
+        for point in points:
+            ax.plot(*zip(point, middle, strict=True), zorder=1, **style)
+        ax.plot(*middle, "o", color=style["color"], ms=4)
+    skips_levels = len(tails) == 1 and stop[0] - middle[0] > 4 and abs(stop[1] - middle[1]) < 1
+    bend = 0.3 * nth + 0.2 * skips_levels if len(tails) == 1 else 0.0
+    _draw_edge(ax, middle, stop, probability, bend, f"{label}: {_shown(probability)}")
 
 
 def _node_positions(levels: Tensor) -> NDArray[np.float64]:
@@ -76,26 +159,33 @@ def _node_positions(levels: Tensor) -> NDArray[np.float64]:
     return positions
 
 
+def _edge_style(probability: float) -> dict[str, Any]:
+    """Return the color and the line style of an edge."""
+    if probability == 0:
+        return {"color": "0.7", "lw": 1, "linestyle": "--"}
+    return {"color": "tab:blue", "lw": 0.8 + 3 * probability, "linestyle": "-"}
+
+
+def _shown(probability: float) -> str:
+    return "0" if probability == 0 else f"{probability:.2f}"
+
+
 def _draw_edge(
-    ax: Axes, start: NDArray[np.float64], stop: NDArray[np.float64], probability: float, bend: float
+    ax: Axes, start: NDArray[np.float64], stop: NDArray[np.float64], probability: float, bend: float, text: str
 ) -> None:
-    """Draw a curved arrow from ``start`` to ``stop``, (x, y), and write the probability next to it."""
+    """Draw a curved arrow from ``start`` to ``stop``, (x, y), with a text next to it."""
     from matplotlib.patches import FancyArrowPatch
 
-    is_zero = probability == 0
-    colour = "0.7" if is_zero else "tab:blue"
     ax.add_patch(
         FancyArrowPatch(
             (start[0], start[1]), (stop[0], stop[1]), connectionstyle=f"arc3,rad={bend}", arrowstyle="-|>",
-            mutation_scale=12, shrinkA=14, shrinkB=14, color=colour, lw=1 if is_zero else 0.8 + 3 * probability,
-            linestyle="--" if is_zero else "-",
+            mutation_scale=12, shrinkA=14, shrinkB=14, **_edge_style(probability),
         )
     )  # fmt: skip
     dx, dy = stop - start
     control = (start + stop) / 2 + bend * np.array((dy, -dx))
     x, y = 0.38 * start + 0.48 * control + 0.14 * stop  # near the parent, so that labels of crossing edges are apart
-    text, colour = ("0", "0.5") if is_zero else (f"{probability:.2f}", "black")
-    ax.text(x, y, text, color=colour, fontsize=8, ha="center", va="center",
+    ax.text(x, y, text, color="black" if probability else "0.5", fontsize=8, ha="center", va="center",
             bbox={"boxstyle": "round,pad=0.1", "fc": "white", "ec": "none"})  # fmt: skip
 
 

@@ -86,9 +86,13 @@ class Symbol:
     # --- sums
 
     def __add__(self, other: Any) -> Any:
-        if type(other) is not type(self):
+        a = self.code
+        if type(other) is type(self):
+            b = other.code
+        elif type(other) is float and other in self.trace.form_of_number:
+            b = self.trace.form_of_number[other]
+        else:
             return NotImplemented if isinstance(other, np.ndarray) else self.trace.add_number(self, other)
-        a, b = self.code, other.code
         if (a & _FORM and b & _FORM) or (a > _FORM and b > _FORM):
             return type(self)(self.trace.add(a, b))
         return type(self)(a + b)
@@ -150,17 +154,17 @@ class Trace:
         self.num_entries, self.max_edges = num_entries, max_edges
         self.forms: list[Form] = []
         """The forms that are not a single entry, from form ``num_entries`` + 1 on."""
-        self.bundles: list[tuple[int, ...]] = []
-        """The nodes of tails from 2³⁰ on."""
+        self.bundles: list[int] = []
+        """The nodes of tails from 2³⁰ on, one bundle after the other."""
+        self.bundle_ends = [0]
+        self.form_of_number: dict[float, int] = {0.0: 0}
         self.instructions: list[int] = []
         self.runs: list[tuple[int, CodeType]] = []
         """The code object that made the nodes from a number on."""
         self._form_of: dict[Form, int] = {}
-        self._form_of_number: dict[float, int] = {0.0: 0}
         self._sum_of: dict[tuple[int, int], int] = {}
-        self._bundle_of: dict[tuple[int, ...], int] = {}
         self._code: CodeType | None = None
-        self._extra = 0  # terms and tails
+        self._num_terms = 0
         self.Symbol: Any = type("Symbol", (Symbol,), {"__slots__": (), "trace": self})
 
     # --- nodes
@@ -182,8 +186,7 @@ class Trace:
             self._code = frame.f_code
             self.runs.append((len(self.ends) - 1, frame.f_code))
         self.instructions.append(frame.f_lasti)
-        if len(self.codes) + self._extra > self.max_edges:
-            raise self._too_large()
+        self._check_size()
         return symbol((len(self.ends) - 1) << _FORM_BITS)
 
     def _read(self, sense: int, options: Sequence[Any]) -> list[int]:
@@ -206,11 +209,12 @@ class Trace:
             raise error("a program must use either bx.max or bx.min, not both")
         self.sense = sense
 
-    def _too_large(self) -> ProgramError:
-        return error(
-            f"the program has more than max_edges = {self.max_edges} edges and terms: for a grid, use bx.Lattice, or "
-            "increase max_edges of bx.program"
-        )
+    def _check_size(self) -> None:
+        if len(self.codes) + len(self.bundles) + self._num_terms > self.max_edges:
+            raise error(
+                f"the program has more than max_edges = {self.max_edges} edges and terms: for a grid, use bx.Lattice, "
+                "or increase max_edges of bx.program"
+            )
 
     def code_of_result(self, result: Any, code: CodeType) -> int | None:
         """Return the code of what the program returned; None if it has no derivation."""
@@ -229,22 +233,20 @@ class Trace:
 
     def add(self, a: int, b: int) -> int:
         """Return the code of the sum of two codes."""
-        tails = self._nodes(a) + self._nodes(b)
         form = self._add_forms(a & _FORM, b & _FORM)
-        if len(tails) < 2:
-            return (tails[0] if tails else 0) << _FORM_BITS | form
-        bundle = self._bundle_of.get(tails)
-        if bundle is None:
-            bundle = self._bundle_of[tails] = len(self.bundles) + _SEVERAL
-            self.bundles.append(tails)
-            self._count(len(tails))
-        return bundle << _FORM_BITS | form
+        left, right = a >> _FORM_BITS, b >> _FORM_BITS
+        if left and right:
+            self.bundles += (left, right) if left < _SEVERAL > right else self._nodes(left) + self._nodes(right)
+            self.bundle_ends.append(len(self.bundles))
+            left, right = _SEVERAL + len(self.bundle_ends) - 2, 0
+            self._check_size()
+        return (left or right) << _FORM_BITS | form
 
-    def _nodes(self, code: int) -> tuple[int, ...]:
-        tails = code >> _FORM_BITS
+    def _nodes(self, tails: int) -> list[int]:
+        """Return the nodes of tails."""
         if tails < _SEVERAL:
-            return (tails,) if tails else ()
-        return self.bundles[tails - _SEVERAL]
+            return [tails] if tails else []
+        return self.bundles[slice(*self.bundle_ends[tails - _SEVERAL : tails - _SEVERAL + 2])]
 
     def _add_forms(self, a: int, b: int) -> int:
         if not a or not b:
@@ -304,19 +306,15 @@ class Trace:
         if form is None:
             self.forms.append(key)
             form = self._form_of[key] = self.num_entries + len(self.forms)
-            self._count(len(key[0]))
+            self._num_terms += len(key[0])
+            self._check_size()
         return form
 
     def _number_form(self, number: float) -> int:
-        form = self._form_of_number.get(number)
+        form = self.form_of_number.get(number)
         if form is None:
-            form = self._form_of_number[number] = self._intern({}, number)
+            form = self.form_of_number[number] = self._intern({}, number)
         return form
-
-    def _count(self, terms: int) -> None:
-        self._extra += terms
-        if len(self.codes) + self._extra > self.max_edges:
-            raise self._too_large()
 
     def _number(self, value: Any, what: str) -> float:
         """Return a number that is not a symbol as a float."""
@@ -335,7 +333,7 @@ class Trace:
 
     def show(self, code: int) -> str:
         terms, constant = self.form(code & _FORM)
-        parts = [f"node {node}" for node in self._nodes(code)]
+        parts = [f"node {node}" for node in self._nodes(code >> _FORM_BITS)]
         parts += [f"entry {entry}" if c == 1 else f"{c:g} * entry {entry}" for entry, c in terms]
         parts += [f"{constant:g}"] if constant or not parts else []
         return f"<{' + '.join(parts)}>"

@@ -40,13 +40,18 @@ class ProgramEdge(NamedTuple):
     constant: float
     """The constant in the weight of the edge."""
 
-    def __str__(self) -> str:
+    @property
+    def weight(self) -> str:
+        """The weight of the edge as a formula, such as "value[3] + 0.5"."""
         terms = [
             f"{'' if coefficient == 1 else f'{coefficient:g} * '}{name}{list(index) if index else ''}"
             for name, index, coefficient in self.scores
         ]
         terms += [f"{self.constant:g}"] if self.constant or not terms else []
-        return f"line {self.line}, option {self.option}: {' + '.join(terms)}    # {self.source}"
+        return " + ".join(terms)
+
+    def __str__(self) -> str:
+        return f"line {self.line}, option {self.option}: {self.weight}    # {self.source}"
 
 
 class _Arrays(NamedTuple):
@@ -170,10 +175,14 @@ class Traced:
         heads = self.hypergraph.heads.cpu().numpy()
         return np.searchsorted(heads, np.arange(self.hypergraph.num_nodes))
 
+    def line(self, node: int) -> int:
+        """Return the line that made a node. For an extra root, the first line of the function."""
+        return int(self._line[node])
+
     def edge(self, number: int) -> ProgramEdge:
         """Return an edge by its number."""
         node = int(self.hypergraph.heads[number])
-        line = int(self._line[node])
+        line = self.line(node)
         source = linecache.getline(self._files[self._file[node]], line).strip()
         assert self.hypergraph.weight_of is not None
         form = int(self.hypergraph.weight_of[number])
@@ -203,8 +212,8 @@ def _arrays(trace: Trace, result: int | None, has_extra_root: bool) -> _Arrays:
         code = np.array(trace.codes[: ends[-1]], dtype=np.int64)
     head = np.repeat(np.arange(len(ends) - 1), np.diff(ends))
     tails, form = code >> _FORM_BITS, code & _FORM
-    bundles: Sequence[tuple[int, ...]] = trace.bundles
-    size = np.fromiter(map(len, bundles), np.int64, len(bundles))
+    bundle_offset = np.array(trace.bundle_ends)
+    size = np.diff(bundle_offset)
     has_several = tails >= _SEVERAL
     arity = (tails > 0).astype(np.int64)
     arity[has_several] = size[tails[has_several] - _SEVERAL]
@@ -213,12 +222,11 @@ def _arrays(trace: Trace, result: int | None, has_extra_root: bool) -> _Arrays:
     has_one = (tails > 0) & ~has_several
     tail[offset[has_one]] = tails[has_one] - 1
     if has_several.any():
-        flat = np.fromiter((node - 1 for bundle in bundles for node in bundle), np.int64, int(size.sum()))
         bundle = tails[has_several] - _SEVERAL
         within = _ranges(size[bundle])
-        tail[np.repeat(offset[has_several], size[bundle]) + within] = flat[
-            np.repeat((np.cumsum(size) - size)[bundle], size[bundle]) + within
-        ]
+        first = np.repeat(bundle_offset[bundle], size[bundle])
+        nodes = np.array(trace.bundles)[first + within] - 1
+        tail[np.repeat(offset[has_several], size[bundle]) + within] = nodes
     return _Arrays(head, form, arity, tail)
 
 
