@@ -166,7 +166,8 @@ class Smooth(Value):
         self.tensor = tensor
 
     def plus(self, other: Any) -> Smooth:
-        return Smooth(self.tensor + (other.tensor if isinstance(other, Smooth) else float(other)))
+        term = _tensor_of(other)
+        return Smooth(term if bool(term.detach().isinf()) else self.tensor + term)  # as a trace drops what is infinite
 
     def times(self, factor: float) -> Smooth:
         return Smooth(self.tensor * float(factor))

@@ -11,9 +11,11 @@ from types import CodeType
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from bellmax.inputs import check_tensor
+from bellmax.modes import once_dynamo_is_imported
 from bellmax.recursions.choices import interpreted, is_interpreted
 from bellmax.recursions.paths import ProgramPaths
 from bellmax.recursions.ragged import RaggedPaths
@@ -235,6 +237,17 @@ class Recursion:
             except (IndexError, TypeError) as error:
                 raise _explained(error, inputs) from error
         return Traced(trace, trace.code_of_result(result, code), inputs, code)
+
+
+def _keep_from_dynamo() -> None:
+    """Let torch.compile run a trace as Python code, outside of the compiled graph."""
+    options = {"reason": "call the program once with these shapes and options before compiling with fullgraph=True"}
+    if "reason" not in inspect.signature(torch.compiler.disable).parameters:  # before torch 2.7
+        options = {}
+    Recursion._trace = torch.compiler.disable(Recursion._trace, **options)  # type: ignore[method-assign]
+
+
+once_dynamo_is_imported(_keep_from_dynamo)
 
 
 def object_array(shape: tuple[int, ...], elements: list[Any]) -> Any:

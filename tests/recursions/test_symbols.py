@@ -1,0 +1,323 @@
+"""Wrong programs give one sentence that names the line; right ones may use sums, numbers and arrays freely."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import bellmax as bx
+from bellmax.recursions.symbols import ProgramError
+
+VALUES = torch.tensor([2.0, 3.0, 1.0, 4.0], dtype=torch.float64)
+
+
+def branches(value: Any) -> Any:
+    best = 0.0
+    for v in value:
+        if best + v > 0:  # here
+            best = best + v
+    return best
+
+
+def takes_python_max(value: Any) -> Any:
+    return max(value[0], value[1])  # here
+
+
+def sorts(value: Any) -> Any:
+    return sum(sorted(value))  # here
+
+
+def compares(value: Any) -> Any:
+    return value[0] if value[0] == value[1] else value[2]  # here
+
+
+def takes_numpy_max(value: Any) -> Any:
+    return np.max(value)  # here
+
+
+def mixes(value: Any) -> Any:
+    return bx.min(bx.max(value[0], value[1]), 1.0)  # here
+
+
+def multiplies_a_node(value: Any) -> Any:
+    return 2 * bx.max(value[0], value[1])  # here
+
+
+def negates_a_node(value: Any) -> Any:
+    return -bx.max(value[0], value[1])  # here
+
+
+def subtracts_a_node(value: Any) -> Any:
+    return value[2] - bx.max(value[0], value[1])  # here
+
+
+def multiplies_scores(value: Any) -> Any:
+    return value[0] * value[1]  # here
+
+
+def takes_a_power(value: Any) -> Any:
+    return value[0] ** 2  # here
+
+
+def divides_by_zero(value: Any) -> Any:
+    return value[0] / 0  # here
+
+
+def multiplies_by_infinity(value: Any) -> Any:
+    return value[0] * math.inf  # here
+
+
+def is_out_of_range(value: Any) -> Any:
+    return bx.max(value[7], value[0])  # here
+
+
+def has_too_many_indices(value: Any) -> Any:
+    return bx.max(value[0, 1], value[0])  # here
+
+
+def indexes_with_a_score(value: Any) -> Any:
+    return [1, 2][value[0]]  # here
+
+
+def counts_to_a_score(value: Any) -> Any:
+    return sum(range(value[0]))  # here
+
+
+def takes_an_exponential(value: Any) -> Any:
+    return math.exp(value[0])  # here
+
+
+def iterates_over_a_score(value: Any) -> Any:
+    return list(value[0])  # here
+
+
+def stacks(value: Any) -> Any:
+    return torch.stack(list(value))  # here
+
+
+def uses_a_tensor(value: Any) -> Any:
+    return bx.max(value[0], torch.tensor(1.0))  # here
+
+
+def adds_a_tensor(value: Any) -> Any:
+    return torch.tensor(1.0) + value[0]  # here
+
+
+def uses_a_string(value: Any) -> Any:
+    return bx.max("a", value[0])  # here
+
+
+def uses_lists(value: Any) -> Any:
+    return bx.max([value[0]], [value[1]])  # here
+
+
+def passes_a_key(value: Any) -> Any:
+    return bx.max(value, key=len)  # type: ignore[call-arg]  # here
+
+
+def adds_nan(value: Any) -> Any:
+    return value[0] + math.nan  # here
+
+
+def is_infinitely_good(value: Any) -> Any:
+    return bx.max(value[0], math.inf)  # here
+
+
+def is_infinitely_cheap(value: Any) -> Any:
+    return bx.min(value[0], -math.inf)  # here
+
+
+def returns_nothing(value: Any) -> Any:  # here
+    value[0] + 1
+
+
+def returns_a_list(value: Any) -> Any:  # here
+    return [value[0]]
+
+
+def returns_nan(value: Any) -> Any:  # here
+    return math.nan
+
+
+def grows(value: Any) -> Any:
+    total = 0.0
+    for _ in range(100):
+        total = bx.max(total + value[0], total + value[1])  # here
+    return total
+
+
+def sums_grow(value: Any) -> Any:
+    sums, total = [], 0.0
+    for n in range(100):
+        total = total + value[n % 4] * (n + 1)
+        sums.append(bx.max(total, total + 1.0) + bx.max(total, 2.0))  # here
+    return bx.max(sums)
+
+
+WRONG: dict[Callable[..., Any], str] = {
+    branches: "cannot compare or branch on a smoothed value: use bx.max",
+    takes_python_max: "cannot compare or branch",
+    sorts: "cannot compare or branch",
+    compares: "cannot compare or branch",
+    takes_numpy_max: "cannot compare or branch",
+    mixes: "must use either bx.max or bx.min, not both",
+    multiplies_a_node: "can only add to the result of bx.max",
+    negates_a_node: "can only add to the result of bx.max",
+    subtracts_a_node: "can only add to the result of bx.max",
+    multiplies_scores: "got a product of two smoothed values",
+    takes_a_power: "can only add and subtract scores and multiply them by numbers",
+    divides_by_zero: "cannot be divided by 0",
+    multiplies_by_infinity: "a factor of a score must be finite, got inf",
+    is_out_of_range: r"index 7 is out of bounds for axis 0 with size 4, where the shapes are value \(4,\)",
+    has_too_many_indices: "too many indices",
+    indexes_with_a_score: "cannot be an index or a size: pass integers as keyword arguments",
+    counts_to_a_score: "cannot be an index or a size",
+    takes_an_exponential: "has no number while a program is traced",
+    iterates_over_a_score: "here 'Symbol' object is not iterable",
+    stacks: "expected Tensor as element 0",
+    uses_a_tensor: "must not be a tensor: pass it to the program as a positional argument",
+    adds_a_tensor: "a term of a sum must not be a tensor",
+    uses_a_string: "got a str",
+    uses_lists: "got a list",
+    passes_a_key: "unexpected keyword argument 'key'",
+    adds_nan: "a term of a sum must be a number, got nan",
+    is_infinitely_good: r"must be less than \+inf, got \+inf",
+    is_infinitely_cheap: "must be greater than -inf, got -inf",
+    returns_nothing: "must return one smoothed value or number, got a NoneType",
+    returns_a_list: "got a list",
+    returns_nan: "got nan",
+    grows: "more than max_edges = 150 edges and terms",
+    sums_grow: "more than max_edges = 150 edges and terms",
+}
+
+
+def _line_of_comment(function: Callable[..., Any]) -> int:
+    code = function.__code__
+    lines = Path(code.co_filename).read_text().splitlines()
+    return next(n for n in range(code.co_firstlineno, len(lines) + 1) if lines[n - 1].endswith("# here"))
+
+
+@pytest.mark.parametrize("function", WRONG, ids=lambda f: f.__name__)
+def test_wrong_programs_get_one_sentence_that_names_the_line(function):
+    with pytest.raises(ProgramError, match=WRONG[function]) as caught:
+        bx.program("item", max_edges=150)(function)(VALUES)
+    line = _line_of_comment(function)
+    assert re.search(rf"\(line {line}: .*# here\)$", str(caught.value)), caught.value
+    assert "\n" not in str(caught.value)
+
+
+def test_a_value_of_another_call_is_refused():
+    leaked = []
+
+    def leaks(value, *, n):
+        leaked.append(value[0])
+        return bx.max(leaked[0], value[1])
+
+    program = bx.program("item")(leaks)
+    program(VALUES, n=0)
+    with pytest.raises(ProgramError, match=r"smoothed value of another call: create caches inside the program \(line"):
+        program(VALUES, n=1)
+
+
+def test_errors_of_the_function_pass_through_and_leave_no_trace():
+    def fails(value):
+        raise KeyError("mine")
+
+    def short(value):
+        return [value[0]][3]
+
+    with pytest.raises(KeyError, match="mine"):
+        bx.program("item")(fails)(VALUES)
+    with pytest.raises(IndexError, match="list index out of range"):
+        bx.program("item")(short)(VALUES)
+    assert bx.max(1.0, 2.0) == 2.0
+
+
+# --- what programs may do
+
+
+def affine(value):
+    return bx.max(
+        value[0] - value[1],
+        np.float64(2.0) * value[2] - 1.5,
+        0.25,
+        np.float64(1) + value[3] / 4,
+        +value[1] - 2,
+        1 - value[0],
+        value[1:3].sum() - 3,
+        sum(value) * 0.1,
+    )
+
+
+def elementwise(value):
+    return bx.max(value - value[0]) + bx.max(2 * value[1:] + value[:-1] - 1.0)
+
+
+def repeated(value):
+    best = bx.max(value[0], 0.0)
+    return best + best + value[1] + bx.max(best, value[1] + value[1])
+
+
+def of_numbers(value):
+    return bx.max(0.0, 0.0) + value[0]
+
+
+def prefix_sums(value):
+    prefix = [0.0]
+    for v in value:
+        prefix.append(prefix[-1] + v)
+    return bx.max(prefix[j] - prefix[i] for i in range(5) for j in range(i + 1, 5))
+
+
+def closed(value):
+    unreachable = bx.max([])
+    return bx.max(unreachable + value[0], value[1], -math.inf, bx.max(value[2], -math.inf))
+
+
+@pytest.mark.parametrize(
+    "function", [affine, elementwise, repeated, of_numbers, prefix_sums, closed], ids=lambda f: f.__name__
+)
+def test_sums_products_arrays_and_numbers(function):
+    report = bx.check_program(bx.program("item")(function), VALUES)
+    assert report.ok, report
+
+
+def test_numbers_are_options_inside_a_program():
+    p = bx.program("item")(of_numbers)(torch.zeros(4))
+    assert torch.allclose(p.value.exp(), torch.tensor(2.0))
+    assert p.num_paths == 2
+
+
+def test_a_single_option_makes_no_node():
+    p = bx.program("item")(lambda value: bx.max(bx.max(value[0]), bx.max([value[1]]), bx.max(-math.inf)))
+    for omega in ("l2", "negentropy"):
+        q = p(VALUES, omega=omega)
+        assert q.hypergraph.num_nodes == 1
+        assert q.hypergraph.num_edges == 2
+
+
+def test_differences_of_prefix_sums_have_no_terms_that_cancel():
+    p = bx.program("item")(prefix_sums)(VALUES)
+    assert [[(name, *index) for name, index, _ in p._traced.edge(n).scores] for n in (0, 9)] == [
+        [("value", 0)],
+        [("value", 3)],
+    ]
+
+
+def test_max_and_min_outside_a_program_are_those_of_python():
+    assert bx.max(3, 1) == 3
+    assert bx.min([3, 1]) == 1
+    assert bx.max(x for x in (1, 5, 2)) == 5
+    assert bx.max(2.5) == 2.5
+    assert bx.min() == math.inf
+    assert bx.max([]) == -math.inf
+    x = torch.tensor([1.0, 2.0])
+    assert bx.max(x[0], x[1]) is not None
+    assert bx.max(np.array([1.0, 4.0])) == 4.0
