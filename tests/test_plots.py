@@ -53,3 +53,39 @@ def test_bad_input_is_named() -> None:
     ]:
         with pytest.raises(ValueError, match=message):
             wrong()
+
+
+@bx.program("i j")
+def _fold(pair):
+    n = pair.shape[0]
+    best = {(i, i - 1): 0.0 for i in range(n + 1)}
+    for width in range(n):
+        for i in range(n - width):
+            j = i + width
+            options = (best[i, k - 1] + best[k + 1, j - 1] + pair[k, j] for k in range(i, j))
+            best[i, j] = bx.max(best[i, j - 1], *options)
+    return best[0, n - 1]
+
+
+def test_a_program_has_an_arrow_for_each_edge_and_a_label_with_its_probability():
+    p = _fold(torch.arange(25.0).reshape(5, 5), omega="sparsemax")
+    ax = plots.program(p)
+    arrows = [patch for patch in ax.patches if type(patch).__name__ == "FancyArrowPatch"]
+    assert len(arrows) == p.hypergraph.num_edges
+    texts = [text.get_text() for text in ax.texts]
+    assert "pair[3, 4]: 1.00" in texts
+    assert str(p.hypergraph.num_nodes - 1) in texts
+    several = (p.hypergraph.tail_offset.diff() > 1).sum()
+    assert len([line for line in ax.lines if line.get_marker() == "o"]) == several > 0
+
+
+@pytest.mark.parametrize(
+    ("p", "message"),
+    [
+        (lambda: _fold(torch.zeros(2, 3, 3)), r"p must have no batch dimensions, got batch shape \(2,\)"),
+        (lambda: _fold(torch.zeros(12, 12)), "p must have at most 200 edges to be drawn, got"),
+    ],
+)
+def test_programs_that_cannot_be_drawn(p, message):
+    with pytest.raises(ValueError, match=message):
+        plots.program(p())
