@@ -68,12 +68,12 @@ def _fold(pair):
 
 
 def test_a_program_has_an_arrow_for_each_edge_and_a_label_with_its_probability():
-    p = _fold(torch.arange(25.0).reshape(5, 5), omega="sparsemax")
+    p = _fold(torch.arange(36.0).reshape(6, 6), omega="sparsemax")
     ax = plots.program(p)
     arrows = [patch for patch in ax.patches if type(patch).__name__ == "FancyArrowPatch"]
     assert len(arrows) == p.hypergraph.num_edges
     texts = [text.get_text() for text in ax.texts]
-    assert "pair[3, 4]: 1.00" in texts
+    assert "pair[4, 5]: 1.00" in texts
     assert str(p.hypergraph.num_nodes - 1) in texts
     several = (p.hypergraph.tail_offset.diff() > 1).sum()
     assert len([line for line in ax.lines if line.get_marker() == "o"]) == several > 0
