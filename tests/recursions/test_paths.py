@@ -80,6 +80,25 @@ def test_the_gradient_of_the_surrogate_loss_is_expected_minus_target_counts(omeg
         assert torch.allclose(gradient, p.expected_path - target)
 
 
+def test_losses_of_counts_under_vmap_and_compiled():
+    values = torch.stack((VALUES, VALUES / 2, -VALUES))
+    counts = torch.tensor([[3.0, 2.0, 0.0], [0.0, 0.0, 2.0], [1.0, 0.0, 2.0]], dtype=torch.float64)
+    expected = bx.losses.surrogate(solve(values), counts, reduction="none")
+
+    def loss(v, t):
+        return bx.losses.surrogate(solve(v), t)
+
+    assert torch.allclose(torch.func.vmap(loss)(values, counts), expected)
+    assert torch.allclose(torch.compile(loss)(values[0], counts[0]), expected[0])
+
+
+def test_of_several_derivations_with_the_same_counts_the_loss_takes_the_one_with_the_best_constant():
+    for choose, sign in ((bx.max, 1), (bx.min, -1)):
+        p = bx.program("i")(lambda value, c=choose: c(value[0] + 1.0, value[0] + 3.0, value[1]))(torch.zeros(2))
+        best = 3.0 if sign > 0 else 1.0
+        assert torch.allclose(bx.losses.surrogate(p, torch.tensor([1.0, 0.0])), sign * (p.value - best))
+
+
 def test_counts_of_every_derivation_are_found_and_no_others():
     p = solve()
     possible = {tuple(event.tolist()) for event in p.enumerate_support()}

@@ -297,8 +297,7 @@ class ProgramPaths(PathDistribution):
         scores of entries are random, so that derivations with other counts have other scores.
         """
         traced, lead = self._traced, entries.shape[:-1]
-        random = torch.rand(entries.shape[-1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        scores = entries.sign() * (1 + random).to(entries)
+        scores = entries.sign() * traced.random(entries.dtype, entries.device)
         is_closed = ((entries == 0) & is_given).to(entries.dtype)
         if traced.has_constants:
             scores, is_closed = pad(scores, (0, 1), value=self.sense * _PREFERENCE), pad(is_closed, (0, 1))

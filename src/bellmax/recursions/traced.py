@@ -90,6 +90,7 @@ class Traced:
         self.program = LinearGraphProgram(names, self.has_extra_root, self.hypergraph._longest_path)
         self._set_lines(trace, nodes, code)
         self._ones: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+        self._random: dict[tuple[torch.dtype, torch.device], Tensor] = {}
 
     def _set_forms(self, trace: Trace, forms: NDArray[np.int64]) -> None:
         """Save the terms of these forms of a trace: their entries and coefficients, and the bounds of each form.
@@ -147,6 +148,15 @@ class Traced:
                 if self._entry[term] in column:
                     matrix[row, column[self._entry[term]]] = self._coefficient[term]
         return matrix
+
+    def random(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return a number from 1 to 2 for each entry of the inputs."""
+        key = dtype, device
+        if key not in self._random:
+            size = sum(math.prod(shape) for shape in self.inputs.values())
+            with outside_modes():
+                self._random[key] = torch.from_numpy(1 + np.random.default_rng(0).random(size)).to(device, dtype)
+        return self._random[key]
 
     # --- the lines of the program
 
