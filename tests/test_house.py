@@ -26,6 +26,7 @@ FLOORS = (
     ("targets",),
     ("distribution",),
     ("structures",),
+    ("recursions",),
     ("losses", "series", "checking", "lattice"),
     ("nn", "plots", "info", "onnx", "sklearn", "cluster", "compat", "chain", "dag", "dtw"),
     ("apps", "gpu_check", "__main__", ""),

@@ -21,6 +21,8 @@ your own, subclass ``Regularizer`` and test it with ``check_regularizer``.
 Modules: ``losses``, ``nn`` (layers), ``sklearn`` (estimators), ``compat`` (the interfaces of other libraries),
 ``plots`` (figures), ``cluster`` (job arrays), ``onnx`` (export).
 
+Checks: ``check_program`` compares a program with its function, run on numbers.
+
 Settings: ``use_backend``, ``backend_info``.
 """
 

@@ -15,7 +15,7 @@ from bellmax.backends import BACKENDS
 from bellmax.backends.protocol import CHECKED, Sweeps
 from bellmax.modes import is_checked, is_readable, is_transformed, needs_grad
 from bellmax.programs import PROGRAMS, Program
-from bellmax.programs.checks import reject_overflow
+from bellmax.programs.checks import reject_entries, reject_overflow
 from bellmax.programs.program import repeated
 from bellmax.regularizers import Hard, Kernel, Negentropy, Regularizer, with_gamma
 from bellmax.tensors import HALF, Gamma, Tensors, divide_by_gamma, inner, multiply_by_gamma, promote_half, wide_dtype
@@ -517,7 +517,7 @@ class Solver:
             try:
                 swept = autograd.forward(self.batch.route, theta, self.batch.index)
             except ValueError:
-                self._explain_overflow()
+                self._explain_scores()
                 raise
             self._swept = {version: swept}
         return theta, *swept
@@ -551,12 +551,18 @@ class Solver:
         try:
             return self.batch.run(name, theta)
         except ValueError:
-            self._explain_overflow()
+            self._explain_scores()
             raise
 
-    def _explain_overflow(self) -> None:
-        """Raise a ValueError that names γ if scores overflow when they are divided by it."""
+    def _explain_scores(self) -> None:
+        """Raise a ValueError that names an invalid cost as the caller passed it, or γ if it makes scores overflow."""
         scores, batch, gamma = self.detached(), self.batch, self.omega.gamma
+        if batch.is_negated:
+            theta = batch.unscaled(scores)
+            named = zip(self.program.scores, theta, self.program.used(theta, batch.index), strict=True)
+            for name, score, used in named:
+                bad = ~(score < math.inf)
+                reject_entries(name, -score, bad if used is None else bad & used, math.inf)
         for score, quotient in zip(batch.unscaled(scores), batch.theta(scores, gamma), strict=True):
             overflows = quotient.isinf() & score.isfinite()
             if is_checked(quotient) and bool(overflows.any()):
@@ -645,7 +651,7 @@ class Solver:
         try:
             flat = autograd.node_values(batch.route, theta, batch.index)
         except ValueError:
-            self._explain_overflow()
+            self._explain_scores()
             raise
         if isinstance(gamma, Tensor):
             gamma = gamma.reshape(gamma.shape + (1,) * (flat.ndim - 1))

@@ -58,5 +58,7 @@ def test_programs_without_derivations_and_forbidden_scores():
 def test_wrong_arguments():
     with pytest.raises(ValueError, match=r"program must be made by bx\.program, got function"):
         bx.check_program(cheapest.function, torch.rand(2, 2))
+    with pytest.raises(ValueError, match=r"cost must be a tensor, got list"):
+        bx.check_program(cheapest, [torch.rand(2, 2)])
     with pytest.raises(ValueError, match="no batch dimensions"):
         bx.check_program(cheapest, torch.rand(3, 2, 2))

@@ -248,6 +248,17 @@ def test_scores_that_are_not_allowed(value):
         _ = solve(torch.tensor([1.0, value, 2.0])).value
 
 
+def test_costs_that_are_not_allowed_are_shown_as_they_were_passed():
+    change, gap = _costs()
+    change[1, 2] = -math.inf
+    with pytest.raises(ValueError, match=r"change must be finite or \+inf, got -inf at event index \(1, 2\)"):
+        _ = edit(change, gap).value
+    with pytest.raises(ValueError, match=r"weights must be finite or \+inf, got -inf"):
+        _ = bx.DAG([(0, 1)]).paths(torch.tensor([-math.inf]), minimize=True).value
+    with pytest.raises(ValueError, match="cost must be a tensor shaped like the first score, change, got a mapping"):
+        bx.losses.expected_cost(edit(*_costs()), {"change": change})
+
+
 def test_a_forbidden_score_that_is_subtracted_is_refused():
     with pytest.raises(ValueError, match="must be finite where the program subtracts it"):
         _ = pairs(torch.tensor([0.0, -math.inf, 0.0])).value

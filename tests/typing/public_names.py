@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch
@@ -109,6 +110,32 @@ def own_programs() -> None:
     _ = scores, marginals, L.along_row(0), L.along_column(0)
 
 
+@bx.program("item")
+def knapsack(value: Any, *, sizes: tuple[int, ...], room: int) -> Any:
+    best: list[Any] = [0.0] * (room + 1)
+    for v, size in zip(value, sizes, strict=True):
+        best = [bx.max(best[r], best[r - size] + v) if r >= size else best[r] for r in range(room + 1)]
+    return best[room]
+
+
+@bx.program("step", max_edges=100)
+def stairs(cost: Any) -> Any:
+    total: list[Any] = [0.0, cost[0]]
+    for c in cost[1:]:
+        total.append(bx.min(total[-1], total[-2]) + c)
+    return total[-1]
+
+
+def recursions() -> None:
+    describe(knapsack(torch.rand(3), sizes=(1, 2, 3), room=4, omega="sparsemax", gamma=0.5))
+    describe(stairs(torch.rand(4)))
+    values: Tensor = stairs([torch.rand(3), torch.rand(4)]).value
+    graph: bx.Hypergraph = knapsack.graph((3,), sizes=(1, 2, 3), room=4)
+    optimum: float = knapsack.function([1.0, 2.0], sizes=(1, 1), room=1)
+    ok: bool = bx.check_program(stairs, torch.rand(4)).ok
+    _ = values, graph, optimum, ok
+
+
 def series() -> None:
     x, y = torch.rand(8), torch.rand(10)
     rows = [[0.0, 1.0, 2.0], [1.0, 2.0, 3.0]]
@@ -168,6 +195,7 @@ def figures() -> None:
     axes = Figure().subplots()
     plots.dag(bx.DAG([(0, 1), (0, 1)]).paths(torch.zeros(2)), ax=axes)
     plots.alignment(bx.DTW(torch.rand(4, 5)), ax=Figure().subplots())
+    plots.program(stairs(torch.rand(4)), ax=Figure().subplots())
 
 
 def replacements() -> None:
@@ -230,8 +258,8 @@ def modules() -> tuple[object, ...]:
 
 def main() -> None:
     for part in (
-        regularizers, sequences, alignments, trees, own_programs, series, layers, all_losses, estimators, figures,
-        replacements, settings, modules,
+        regularizers, sequences, alignments, trees, own_programs, recursions, series, layers, all_losses, estimators,
+        figures, replacements, settings, modules,
     ):  # fmt: skip
         part()
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bellmax.inputs import check_tensor
 from bellmax.recursions.choices import interpreted
 from bellmax.recursions.definition import Recursion, object_array
 from bellmax.recursions.paths import ProgramPaths
@@ -91,7 +92,8 @@ def check_program(program: Recursion, *scores: Tensor, **static: Any) -> Program
     """
     if not isinstance(program, Recursion):
         raise ValueError(f"program must be made by bx.program, got {type(program).__name__}")
-    tensors = [score.detach().double().requires_grad_() for score in scores]
+    named = zip(program.inputs, scores, strict=False)
+    tensors = [check_tensor(name, score).detach().double().requires_grad_() for name, score in named]
     p = program(*tensors, **static)
     if not isinstance(p, ProgramPaths) or p.batch_shape:
         raise ValueError("scores must have no batch dimensions: check one problem")

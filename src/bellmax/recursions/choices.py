@@ -45,22 +45,22 @@ class _Active(threading.local):
     interpreter: Interpreter = _NUMBERS
 
 
-_active = _Active()
+_STATE = _Active()
 
 
 @contextmanager
 def interpreted(interpreter: Interpreter) -> Iterator[None]:
     """Let an interpreter give max and min their meaning in this thread."""
-    previous, _active.interpreter = _active.interpreter, interpreter
+    previous, _STATE.interpreter = _STATE.interpreter, interpreter
     try:
         yield
     finally:
-        _active.interpreter = previous
+        _STATE.interpreter = previous
 
 
 def is_interpreted() -> bool:
     """True while a program runs under an interpreter in this thread."""
-    return _active.interpreter is not _NUMBERS
+    return _STATE.interpreter is not _NUMBERS
 
 
 def max(*options: Any) -> Any:
@@ -78,7 +78,7 @@ def max(*options: Any) -> Any:
     >>> bx.max(1.0, 2.0), bx.max(x * x for x in range(4)), bx.max([])
     (2.0, 9, -inf)
     """
-    return _active.interpreter.choose(1, options if len(options) != 1 else _options_of(options[0]))
+    return _STATE.interpreter.choose(1, options if len(options) != 1 else _options_of(options[0]))
 
 
 def min(*options: Any) -> Any:
@@ -94,7 +94,7 @@ def min(*options: Any) -> Any:
     >>> bx.min(1.0, 2.0), bx.min([])
     (1.0, inf)
     """
-    return _active.interpreter.choose(-1, options if len(options) != 1 else _options_of(options[0]))
+    return _STATE.interpreter.choose(-1, options if len(options) != 1 else _options_of(options[0]))
 
 
 def _options_of(argument: Any) -> Sequence[Any]:

@@ -6,7 +6,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from types import CodeType
 from typing import Any
 
@@ -129,9 +129,10 @@ class Recursion:
         if len(scores) != len(self.inputs):
             raise ValueError(f"{self._signature()}, got {len(scores)} positional arguments")
         if any(isinstance(score, list | tuple) for score in scores):
-            return RaggedPaths(self, scores, omega, gamma, static)
+            solve = partial(self, omega=omega, gamma=gamma, **static)
+            return RaggedPaths(self.__name__, solve, dict(zip(self.inputs, scores, strict=True)), self.axes)
         tensors: dict[str, Any] = dict(zip(self.inputs, scores, strict=True))
-        return ProgramPaths(self, self._traced(self._own_shapes(tensors), static), tensors, omega, gamma)
+        return ProgramPaths(self._traced(self._own_shapes(tensors), static), tensors, omega, gamma)
 
     def graph(self, *shapes: Sequence[int], **static: Any) -> Hypergraph:
         """Return the hypergraph of the program, for scores of these shapes.
@@ -154,7 +155,7 @@ class Recursion:
         own = tuple(tuple(int(n) for n in shape) for shape in shapes)
         for name, axes, shape in zip(self.inputs, self.axes, own, strict=True):
             if len(shape) != len(axes):
-                raise ValueError(f"the shape of {name} must have {len(axes)} dimensions, got {shape}")
+                raise ValueError(f"the shape of {name} must have the dimensions ({', '.join(axes)}), got {shape}")
         self._check_sizes(own)
         return self._traced(own, static).hypergraph
 
@@ -236,7 +237,7 @@ class Recursion:
                 result = self.function(*proxies, **static)
             except (IndexError, TypeError) as error:
                 raise _explained(error, inputs) from error
-        return Traced(trace, trace.code_of_result(result, code), inputs, code)
+        return Traced(self.__name__, trace, trace.code_of_result(result, code), inputs, code)
 
 
 def _keep_from_dynamo() -> None:

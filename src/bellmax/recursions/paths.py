@@ -21,12 +21,10 @@ from bellmax.recursions.traced import ONE, ProgramEdge, Traced
 from bellmax.regularizers import Hard, Regularizer
 from bellmax.structures.hypergraph import DerivationForm, Hypergraph
 from bellmax.targets import PathTargets, Targets
-from bellmax.tensors import Gamma, wide_dtype
+from bellmax.tensors import Gamma, inner, promote_half, wide_dtype, widen
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from bellmax.recursions.definition import Recursion
 
 _TOLERANCE = 1e-4
 """The largest relative difference between counts that are equal, because coefficients may be fractions."""
@@ -39,21 +37,32 @@ class ProgramForm(DerivationForm):
 
     def fault(self, decoded: Tensor) -> Fault:
         fault = super().fault(decoded)
-        name = cast("ProgramPaths", self.p).program.__name__
+        name = cast("ProgramPaths", self.p)._traced.name
         return fault if fault.position else Fault((), f"is not a derivation of {name}")
 
 
 class CountTargets(PathTargets):
-    """A target that counts how often a derivation uses each score entry. ``allowed`` is not used."""
+    """A target that counts how often a derivation uses each score entry, and one derivation with these counts."""
 
-    def __init__(self, p: ProgramPaths, counts: Tensor, paths: EdgePaths) -> None:
-        super().__init__(p, counts, paths)
+    def __init__(self, p: ProgramPaths, counts: Sequence[Tensor], paths: EdgePaths) -> None:
+        super().__init__(p, counts[0], paths)
+        self.counts, self.has_constants = counts, p._traced.has_constants
 
     def _event(self) -> Tensor:
         return self.decoded
 
+    def _score(self) -> Tensor:
+        if self.has_constants:
+            return super()._score()
+        scores = zip(self.counts, self.solver.scores, self.solver.dims, strict=True)
+        terms = [inner(widen(counts), widen(promote_half(score)), dims) for counts, score, dims in scores]
+        return sum(terms[1:], start=terms[0])
+
     def restricted_value(self, allowed: Tensor) -> Tensor:
-        return super().restricted_value(allowed).masked_fill(~self.paths.is_path, -self.p.sense * math.inf)
+        """If values cannot be read, no search confirms the counts, and a score without constants does not need one."""
+        value = super().restricted_value(allowed)
+        is_known = is_readable(value) or self.has_constants
+        return value.masked_fill(~self.paths.is_path, -self.p.sense * math.inf) if is_known else value
 
     def log_prob(self, name: str) -> Tensor:
         raise ValueError(
@@ -83,10 +92,16 @@ class ProgramTargets(Targets):
         if is_checked(is_path) and not bool(is_path.all()):
             member = subscript((~is_path).nonzero()[0].tolist())
             raise ValueError(
-                f"{name}{member} must hold the counts of a derivation of {p.program.__name__}, but no derivation with "
+                f"{name}{member} must hold the counts of a derivation of {p._traced.name}, but no derivation with "
                 "these counts was found: pass edges, such as p.decode()"
             )
-        return CountTargets(p, counts[0], EdgeCounts(edges, is_path)), is_path
+        return CountTargets(p, counts, EdgeCounts(edges, is_path)), is_path
+
+    def check_cost(self, cost: Tensor) -> Tensor:
+        first = next(iter(self._own_shapes()))
+        if isinstance(cost, Mapping):
+            raise ValueError(f"cost must be a tensor shaped like the first score, {first}, got a mapping")
+        return super().check_cost(cost)
 
     def _read_counts(self, name: str, target: Any) -> list[Tensor]:
         """Return the counts of the entries of each input, (*batch, *own)."""
@@ -159,13 +174,12 @@ class ProgramPaths(PathDistribution):
 
     def __init__(
         self,
-        program: Recursion,
         traced: Traced,
         inputs: Mapping[str, Tensor],
         omega: str | Regularizer,
         gamma: Gamma | None,
     ) -> None:
-        self.program, self._traced = program, traced
+        self._traced = traced
         pairs = list(zip(inputs.items(), traced.inputs.values(), strict=True))
         batch_shape = _batch_shape([(name, tensor, len(own)) for (name, tensor), own in pairs])
         scores = {name: (tensor, len(own)) for (name, tensor), own in pairs}
@@ -225,7 +239,7 @@ class ProgramPaths(PathDistribution):
     def __repr__(self) -> str:
         inputs = ", ".join(f"{name} {own}" for name, own in self._traced.inputs.items())
         return (
-            f"ProgramPaths({self.program.__name__}, nodes={self.hypergraph.num_nodes}, "
+            f"ProgramPaths({self._traced.name}, nodes={self.hypergraph.num_nodes}, "
             f"edges={self.hypergraph.num_edges}, inputs: {inputs}, batch_shape={tuple(self.batch_shape)}, "
             f"omega={self.omega})"
         )
@@ -246,7 +260,7 @@ class ProgramPaths(PathDistribution):
         return self._edges_with([value, *[None] * (len(self._traced.inputs) - 1)])[1]
 
     def _why_no_path(self, event: Tensor) -> str:
-        return f"holds the counts of no derivation of {self.program.__name__}"
+        return f"holds the counts of no derivation of {self._traced.name}"
 
     def _edges_with(self, counts: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
         """Search for derivations with the given counts of score entries.

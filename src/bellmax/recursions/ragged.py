@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bellmax.inputs import check_tensor
 from bellmax.recursions.paths import ProgramPaths
-from bellmax.regularizers import Regularizer, resolve
-from bellmax.tensors import Gamma
-
-if TYPE_CHECKING:
-    from bellmax.recursions.definition import Recursion
 
 
 class RaggedPaths:
@@ -42,27 +37,25 @@ class RaggedPaths:
 
     def __init__(
         self,
-        program: Recursion,
-        scores: Sequence[Any],
-        omega: str | Regularizer,
-        gamma: Gamma | None,
-        static: Mapping[str, Any],
+        name: str,
+        solve: Callable[..., ProgramPaths],
+        scores: Mapping[str, Any],
+        axes: Sequence[tuple[str, ...]],
     ) -> None:
-        columns = _columns(dict(zip(program.inputs, scores, strict=True)), program.axes)
-        if isinstance(resolve(omega, gamma).gamma, Tensor):
-            raise ValueError("gamma must be a number for problems of different sizes, got a tensor")
-        self.program = program
+        columns = _columns(scores, axes)
+        self._name, self._inputs = name, tuple(scores)
         self._groups: list[tuple[list[int], ProgramPaths]] = []
         members: dict[tuple[Any, ...], list[int]] = {}
         for k, row in enumerate(zip(*columns.values(), strict=True)):
             members.setdefault(tuple(tuple(tensor.shape) for tensor in row), []).append(k)
         for indices in members.values():
-            stacked = [torch.stack([column[k] for k in indices]) for column in columns.values()]
-            self._groups.append((indices, program(*stacked, omega=omega, gamma=gamma, **static)))
+            p = solve(*(torch.stack([column[k] for k in indices]) for column in columns.values()))
+            if isinstance(p.omega.gamma, Tensor):
+                raise ValueError("gamma must be a number for problems of different sizes, got a tensor")
+            self._groups.append((indices, p))
 
     def __repr__(self) -> str:
-        name = self.program.__name__
-        return f"RaggedPaths({name}, problems={len(self)}, shapes={len(self._groups)})"
+        return f"RaggedPaths({self._name}, problems={len(self)}, shapes={len(self._groups)})"
 
     def __len__(self) -> int:
         return sum(len(indices) for indices, _ in self._groups)
@@ -101,7 +94,7 @@ class RaggedPaths:
     def gradient(self) -> dict[str, list[Tensor]]:
         """The gradient of the value of each problem, as a mapping from names of scores to lists of K tensors."""
         gradients = [(indices, p.gradient) for indices, p in self._groups]
-        return {name: self._in_order([(i, g[name]) for i, g in gradients]) for name in self.program.inputs}
+        return {name: self._in_order([(i, g[name]) for i, g in gradients]) for name in self._inputs}
 
     def best_path(self) -> list[Tensor]:
         """Return the event of the best derivation of each problem."""

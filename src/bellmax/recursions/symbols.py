@@ -29,10 +29,6 @@ Form = tuple[tuple[tuple[int, float], ...], float]
 """Terms (entry, coefficient) in the order of entries, and a constant."""
 
 
-class ProgramError(ValueError):
-    """An error in a line of a program."""
-
-
 def user_frame() -> FrameType:
     """Return the innermost frame outside of this package and NumPy: the line of the program that runs."""
     frame: FrameType | None = sys._getframe(1)
@@ -42,14 +38,14 @@ def user_frame() -> FrameType:
     return frame
 
 
-def at_line(message: str, code: CodeType, line: int) -> ProgramError:
+def at_line(message: str, code: CodeType, line: int) -> ValueError:
     """Return an error about a line of a program."""
     source = linecache.getline(code.co_filename, line).strip()
     where = f"line {line} of {code.co_filename}" if not source else f"line {line}: {source}"
-    return ProgramError(f"{message} ({where})")
+    return ValueError(f"{message} ({where})")
 
 
-def error(message: str) -> ProgramError:
+def error(message: str) -> ValueError:
     """Return an error about the line of the program that runs."""
     frame = user_frame()
     return at_line(message, frame.f_code, frame.f_lineno)

@@ -67,6 +67,7 @@ class Traced:
     """A program for inputs of certain shapes.
 
     Args:
+        name: The name of the program, for messages.
         trace: The trace, after the function has run.
         result: The code of the result; None if there is no derivation.
         inputs: The name and the own shape of each score.
@@ -74,8 +75,10 @@ class Traced:
 
     """
 
-    def __init__(self, trace: Trace, result: int | None, inputs: dict[str, tuple[int, ...]], code: CodeType) -> None:
-        self.inputs, self.sense, self.has_paths = inputs, trace.sense or 1, result is not None
+    def __init__(
+        self, name: str, trace: Trace, result: int | None, inputs: dict[str, tuple[int, ...]], code: CodeType
+    ) -> None:
+        self.name, self.inputs, self.sense, self.has_paths = name, inputs, trace.sense or 1, result is not None
         self.has_extra_root = result is None or bool(result & _FORM) or not 0 < result >> _FORM_BITS < _SEVERAL
         arrays, nodes = _prune(_arrays(trace, result, self.has_extra_root))
         is_used = np.zeros(trace.num_entries + len(trace.forms) + 1, dtype=bool)
