@@ -58,15 +58,31 @@ void set_nodes(Hypergraph& graph, const Integers& offset, const Integers& group,
     graph.group = group.data;
 }
 
-// The index is offset, tail, edge, group; of a hypergraph, tail_offset; if edges share weights, theirs; None for the
-// rest.
-constexpr int index_parts = 6;
+// The terms of forms, or None three times.
+void read_terms(Call& call, Hypergraph& graph) {
+    if (call.skips_none()) return call.skip(2);
+    const Integers term_offset(call), entry(call);
+    const Tensor coefficient = call.tensor();
+    const double* const numbers = Call::array<const double>({any_size}, coefficient);
+    const bool all_are_1 = coefficient.shape[0] == 0;
+    need(term_offset.size >= 1, "the index does not fit together");
+    need(all_are_1 || coefficient.shape[0] == entry.size, "the index does not fit together");
+    graph.num_forms = term_offset.size - 1;
+    graph.num_terms = entry.size;
+    graph.term_offset = term_offset.data;
+    graph.entry = entry.data;
+    graph.coefficient = all_are_1 ? nullptr : numbers;
+}
+
+// The index is offset, tail, edge, group; of a hypergraph, tail_offset; if edges share weights, theirs; if weights are
+// sums, term_offset, entry and coefficient; None for the rest.
+constexpr int index_parts = 9;
 
 Hypergraph read_graph(Call& call, int64_t weights) {
     const Integers offset(call), tail(call), edge(call), group(call);
     Hypergraph graph{};
     set_nodes(graph, offset, group, edge.size);
-    graph.num_weights = weights;
+    graph.num_weights = graph.num_forms = weights;
     graph.tail = tail.data;
     graph.edge = graph.weight = edge.data;
     if (call.skips_none()) {
@@ -84,6 +100,7 @@ Hypergraph read_graph(Call& call, int64_t weights) {
         need(weight.size == edge.size, "the index does not fit together");
         graph.weight = weight.data;
     }
+    read_terms(call, graph);
     return graph;
 }
 

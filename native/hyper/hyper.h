@@ -15,13 +15,29 @@ namespace bellmax {
 // Nodes of a group, from group[g] to before group[g + 1], have as many edges each and do not depend on each other.
 struct Hypergraph {
     std::int64_t num_nodes, num_edges, num_weights, num_groups;
-    std::int64_t most_edges;  // into any node
+    std::int64_t num_forms, num_terms;  // without terms: num_weights and 0
+    std::int64_t most_edges;            // into any node
     const std::int32_t *offset, *group;
     const std::int32_t* tail_offset;  // the tails of a slot, as for offset; null for a DAG: tail[slot], and node 0 is 0
     const std::int32_t* tail;
     const std::int32_t* edge;    // the caller's number of a slot's edge
     const std::int32_t* weight;  // the number of its weight, which edges may share; `edge` itself if they do not
+    // If they are not null, `weight` is the number of a slot's form: a sum of weights, times coefficients, over the
+    // terms term_offset[form] … term_offset[form + 1] − 1. `entry` is the weight of a term. `coefficient` is null if
+    // all are 1.
+    const std::int32_t *term_offset, *entry;
+    const double* coefficient;
+
+    bool shares_weights() const { return weight != edge || term_offset; }
 };
+
+// body(weight, coefficient) for the terms of a form.
+template <class Body>
+inline void for_terms(const Hypergraph& graph, std::int64_t form, Body body) {
+    for (std::int32_t t = graph.term_offset[form]; t < graph.term_offset[form + 1]; ++t) {
+        body(std::int64_t(graph.entry[t]), graph.coefficient ? graph.coefficient[t] : 1.0);
+    }
+}
 
 // θ and other numbers by weight are (batch, num_weights); numbers by edge are (batch, num_edges); a tape is
 // (batch, 2, num_nodes + room_on_tape): values and thresholds, and room for a vector behind the last.
