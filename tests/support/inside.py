@@ -30,10 +30,11 @@ from bellmax.regularizers import Kernel, from_kernel
 from bellmax.series import collections, jobs, outputs, pairwise, routes
 from bellmax.series.long_pairs import long_pair_value
 from bellmax.series.measure import measure_of
+from bellmax.solver import Solver
 from bellmax.structures.joint import log_sum_of_products
 from bellmax.tensors import WITHOUT_FLOAT64, Tensors
 
-__all__ = ["BACKENDS", "KERNELS", "PLACES", "PROGRAMS", "WARPING", "Axis", "ChartProgram", "Ends", "Kernel"]
+__all__ = ["BACKENDS", "KERNELS", "PLACES", "PROGRAMS", "WARPING", "Axis", "ChartProgram", "Ends", "Kernel", "Solver"]
 __all__ += [
     "PairCosts",
     "SegmentProgram",

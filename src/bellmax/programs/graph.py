@@ -39,7 +39,7 @@ class GraphProgram(Program):
     """
 
     name = "dag"
-    scores = ("weights",)
+    scores: Sequence[str] = ("weights",)
     paths = "dag"
     index_dims = None
 
