@@ -76,4 +76,24 @@ BELLMAX_KERNELS(template <class S> HyperKernels<S> hyper_kernels())
 // Longest path to each node, in edges; −1 on cycles and behind them. Pairs are (tail, head).
 void levels(const std::int64_t* pairs, std::int64_t num_pairs, std::int64_t* level, std::int64_t num_nodes);
 
+// True for the source, and for each node that pairs (from, to) lead to from it. If `is_reversed`, pairs are (to, from).
+void reachable(const std::int64_t* pairs, std::int64_t num_pairs, bool is_reversed, std::int64_t source,
+               bool* is_reachable, std::int64_t num_nodes);
+
+// The caller's nodes and edges: the head of each edge, the tails of all edges in order, and the level of each node,
+// from 0 to num_nodes. `arity` is the number of tails of each edge, or null if all edges have one.
+struct UnsortedGraph {
+    std::int64_t num_nodes, num_edges;
+    const std::int64_t *head, *tail, *level, *arity;
+};
+
+// The arrays of Hypergraph, as outputs. Instead of `group`, `begins_group` is true for the first node of each group.
+struct SortedGraph {
+    std::int32_t *offset, *tail, *edge, *tail_offset;
+    bool* begins_group;
+};
+
+// Sorts nodes by level, then by the number of edges into them; edges into a node keep their order.
+void sort_graph(const UnsortedGraph&, const SortedGraph&);
+
 }  // namespace bellmax
