@@ -1,6 +1,9 @@
 // Stored graphs, with one tail an edge or any number of them.
 #include "../hyper/hyper.h"
 
+#include <limits>
+#include <numeric>
+
 #include "call.h"
 
 namespace bellmax {
@@ -58,15 +61,31 @@ void set_nodes(Hypergraph& graph, const Integers& offset, const Integers& group,
     graph.group = group.data;
 }
 
-// The index is offset, tail, edge, group; of a hypergraph, tail_offset; if edges share weights, theirs; None for the
-// rest.
-constexpr int index_parts = 6;
+// The terms of forms, or None three times.
+void read_terms(Call& call, Hypergraph& graph) {
+    if (call.skips_none()) return call.skip(2);
+    const Integers term_offset(call), entry(call);
+    const Tensor coefficient = call.tensor();
+    const double* const numbers = Call::array<const double>({any_size}, coefficient);
+    const bool all_are_1 = coefficient.shape[0] == 0;
+    need(term_offset.size >= 1, "the index does not fit together");
+    need(all_are_1 || coefficient.shape[0] == entry.size, "the index does not fit together");
+    graph.num_forms = term_offset.size - 1;
+    graph.num_terms = entry.size;
+    graph.term_offset = term_offset.data;
+    graph.entry = entry.data;
+    graph.coefficient = all_are_1 ? nullptr : numbers;
+}
+
+// The index is offset, tail, edge, group; of a hypergraph, tail_offset; if edges share weights, theirs; if weights are
+// sums, term_offset, entry and coefficient; None for the rest.
+constexpr int index_parts = 9;
 
 Hypergraph read_graph(Call& call, int64_t weights) {
     const Integers offset(call), tail(call), edge(call), group(call);
     Hypergraph graph{};
     set_nodes(graph, offset, group, edge.size);
-    graph.num_weights = weights;
+    graph.num_weights = graph.num_forms = weights;
     graph.tail = tail.data;
     graph.edge = graph.weight = edge.data;
     if (call.skips_none()) {
@@ -84,6 +103,7 @@ Hypergraph read_graph(Call& call, int64_t weights) {
         need(weight.size == edge.size, "the index does not fit together");
         graph.weight = weight.data;
     }
+    read_terms(call, graph);
     return graph;
 }
 
@@ -191,12 +211,60 @@ bool max_marginals(Call& call) {
     return run(kernels<S>().max_marginals, p, p.template by_weight<S>(call));
 }
 
+// Numbers from 0 to below a limit, of a tensor with these sizes.
+const int64_t* numbers_below(int64_t limit, std::initializer_list<int64_t> shape, const Tensor& tensor) {
+    const int64_t* const numbers = Call::array<const int64_t>(shape, tensor);
+    std::uint64_t most = 0;  // negative numbers become large
+    for (int64_t n = 0; n < tensor.size(); ++n) most = std::max(most, std::uint64_t(numbers[n]));
+    need(tensor.size() == 0 || most < std::uint64_t(limit), "a number is out of range");
+    return numbers;
+}
+
+// Nodes and edges have numbers of 4 bytes.
+int64_t checked_count(int64_t count) {
+    need(count < std::numeric_limits<int32_t>::max(), "there are too many nodes or edges");
+    return count;
+}
+
 bool find_levels(Call& call) {
     const Tensor pairs = call.tensor(), level = call.tensor();
-    const int64_t* const numbers = Call::array<const int64_t>({any_size, 2}, pairs);
-    for (int64_t n = 0; n < pairs.size(); ++n)
-        need(numbers[n] >= 0 && numbers[n] < level.shape[0], "a pair names no node");
-    return run(levels, numbers, pairs.shape[0], Call::array<int64_t>({any_size}, level), level.shape[0]);
+    const int64_t num_pairs = checked_count(pairs.shape[0]), num_nodes = checked_count(level.shape[0]);
+    const int64_t* const numbers = numbers_below(num_nodes, {any_size, 2}, pairs);
+    return run(levels, numbers, num_pairs, Call::array<int64_t>({any_size}, level), num_nodes);
+}
+
+bool find_reachable(Call& call) {
+    const Tensor pairs = call.tensor();
+    const bool is_reversed = call.integer() != 0;
+    const int64_t source = call.integer();
+    const Tensor reached = call.tensor();
+    const int64_t num_pairs = checked_count(pairs.shape[0]), num_nodes = checked_count(reached.shape[0]);
+    need(source >= 0 && source < num_nodes, "a number is out of range");
+    const int64_t* const numbers = numbers_below(num_nodes, {any_size, 2}, pairs);
+    return run(reachable, numbers, num_pairs, is_reversed, source, Call::array<bool>({any_size}, reached), num_nodes);
+}
+
+// Head, tail and level, and arity or None; then the arrays to be written, the last of them only if there is an arity.
+bool sort_edges(Call& call) {
+    const Tensor head = call.tensor(), tail = call.tensor(), level = call.tensor();
+    const int64_t edges = checked_count(head.shape[0]), nodes = checked_count(level.shape[0]);
+    const int64_t tails = checked_count(tail.shape[0]);
+    UnsortedGraph graph{nodes, edges, numbers_below(nodes, {any_size}, head), numbers_below(nodes, {any_size}, tail),
+                        numbers_below(nodes + 1, {any_size}, level), nullptr};
+    if (call.skips_none()) {
+        need(tails == edges, "the shapes of tensors do not fit together");
+    } else {
+        graph.arity = numbers_below(tails + 1, {edges}, call.tensor());
+        const int64_t sum = std::accumulate(graph.arity, graph.arity + edges, int64_t(0));
+        need(sum == tails, "arity does not add up to the number of tails");
+    }
+    SortedGraph sorted{};
+    sorted.offset = call.array<int32_t>({nodes + 1});
+    sorted.tail = call.array<int32_t>({tails});
+    sorted.edge = call.array<int32_t>({edges});
+    sorted.begins_group = call.array<bool>({nodes});
+    if (graph.arity) sorted.tail_offset = call.array<int32_t>({edges + 1});
+    return run(sort_graph, graph, sorted);
 }
 
 #define SWEEP(name) method<name<float>, name<double>>("dag_" #name)
@@ -213,6 +281,8 @@ PyMethodDef hyper_methods[] = {SWEEP(forward),
                               SWEEP(topk),
                               SWEEP(max_marginals),
                               method<find_levels>("dag_levels"),
+                              method<find_reachable>("dag_reachable"),
+                              method<sort_edges>("dag_sort"),
                               {}};
 
 }  // namespace bellmax

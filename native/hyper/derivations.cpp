@@ -25,7 +25,11 @@ struct StoredGraph {
         const S* theta;
         int64_t slot, count;
 
-        double weight(int64_t k) const { return double(theta[graph->weight[slot + k]]); }
+        double weight(int64_t k) const {
+            const int32_t number = graph->weight[slot + k];
+            if (!graph->term_offset) return double(theta[number]);
+            return sum_of_form<1>(*graph, number, [&](int64_t n) { return PerRow<1>{double(theta[n])}; }).own;
+        }
         double of_head() const { return 0; }
         int64_t num_tails(int64_t k) const {
             return graph->tail_offset ? graph->tail_offset[slot + k + 1] - graph->tail_offset[slot + k] : 1;
@@ -206,8 +210,10 @@ private:
     void solve(const Edges& edges, double* best, Way* best_ways) {
         tried.clear();
         for (int64_t edge = 0; edge < edges.count; ++edge) {
-            is_sound &= edges.weight(edge) + edges.of_head() < infinity<double>;
-            edges.num_tails(edge) == 1 ? enter_one(edges, edge, best, best_ways) : enter(edges, edge, best, best_ways);
+            const double weight = edges.weight(edge);
+            is_sound &= weight + edges.of_head() < infinity<double>;
+            edges.num_tails(edge) == 1 ? enter_one(edges, edge, weight, best, best_ways)
+                                       : enter(edges, edge, weight, best, best_ways);
         }
         if (tried.empty()) return;
         for (int64_t n = 0; n < k && best[n] > -infinity<double>; ++n) {
@@ -223,16 +229,16 @@ private:
     }
 
     // Enters the ways that begin with an edge into the list of its head, best first, until one is too low.
-    void enter_one(const Edges& edges, int64_t edge, double* best, Way* best_ways) const {
+    void enter_one(const Edges& edges, int64_t edge, double weight, double* best, Way* best_ways) const {
         const double* const of_tail = &scores[edges.tail(edge, 0) * k];
         for (int64_t rank = 0; rank < k; ++rank) {
-            const double score = edges.weight(edge) + of_tail[rank] + edges.of_head();
+            const double score = weight + of_tail[rank] + edges.of_head();
             if (!node::insert(best, best_ways, k, score, Way{std::uint32_t(edge), std::uint32_t(rank)})) return;
         }
     }
 
     // The same for an edge with any number of tails.
-    void enter(const Edges& edges, int64_t edge, double* best, Way* best_ways) {
+    void enter(const Edges& edges, int64_t edge, double weight, double* best, Way* best_ways) {
         const int64_t num_tails = edges.num_tails(edge);
         // Of equal scores, the one with better ranks of the first tails comes first.
         const auto after = [&](const Trial& a, const Trial& b) {
@@ -241,10 +247,11 @@ private:
             return std::lexicographical_compare(others, others + num_tails, own, own + num_tails);
         };
         const auto push = [&](int64_t place, int64_t free) {
-            double score = edges.weight(edge);
+            double score = 0;  // added up as in the forward sweep, so that ties are broken alike
             for (int64_t t = 0; t < num_tails; ++t) {
                 score += scores[edges.tail(edge, t) * k + tried[std::size_t(place + t)]];
             }
+            score += weight;
             if (score == -infinity<double>) return;
             heap.push_back({score, place, free});
             std::push_heap(heap.begin(), heap.end(), after);
@@ -318,12 +325,11 @@ bool sample(const HyperProblem<S>& problem, int64_t draws, int64_t choices, cons
 template <class S>
 bool topk(const HyperProblem<S>& problem, int64_t k, S* scores, S* counts) {
     const Hypergraph& graph = problem.graph;
-    for (int64_t n = 0; n < problem.batch * graph.num_weights; ++n) {
-        if (!(problem.theta[n] < infinity<S>)) return false;
-    }
+    std::atomic<bool> is_sound{true};
     parallel_for(problem.batch, problem.threads, [&](int64_t row, int) {
         const StoredGraph<S> own{graph, problem.theta + row * graph.num_weights};
         const Best<StoredGraph<S>> best(own, k);
+        if (!best.is_sound) is_sound = false;
         for (int64_t n = 0; n < k; ++n) {
             S* const count = counts + (row * k + n) * graph.num_edges;
             std::fill_n(count, graph.num_edges, S(0));
@@ -332,7 +338,7 @@ bool topk(const HyperProblem<S>& problem, int64_t k, S* scores, S* counts) {
             best.follow(n, [&](int64_t node, int64_t edge) { count[graph.edge[graph.offset[node] + edge]] += 1; });
         }
     });
-    return true;
+    return is_sound;
 }
 
 template <class S>
@@ -344,8 +350,9 @@ bool max_marginals(const HyperProblem<S>& problem, S* by_weight) {
         S* const best = by_weight + row * graph.num_weights;
         const StoredGraph<S> own{graph, problem.theta + row * graph.num_weights};
         const bool sound = visit_best_through(own, [&](const auto&, int64_t node, int64_t k, double score) {
-            S& entry = best[graph.weight[graph.offset[node] + k]];
-            entry = std::max(entry, S(score));
+            const int32_t number = graph.weight[graph.offset[node] + k];
+            const auto raise = [&](int64_t n, double) { best[n] = std::max(best[n], S(score)); };
+            graph.term_offset ? for_terms(graph, number, raise) : raise(number, 1);
         });
         if (!sound) is_sound = false;
     });

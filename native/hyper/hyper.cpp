@@ -49,6 +49,7 @@ void sweep_back(const AnySweep& sweep, const Array<double>& mass, const typename
     double* const e = sweep.e.get();
     sweep.down([&](const Tile& tile) {
         if (are_zero(tile, mass) && is_silent(tile)) {
+            if (results.is_shared) return;  // there is nothing to add
             std::fill_n(e, tile.matrix.size(), 0.0);
         } else {
             sweep.weigh(tile, has_source);

@@ -15,13 +15,29 @@ namespace bellmax {
 // Nodes of a group, from group[g] to before group[g + 1], have as many edges each and do not depend on each other.
 struct Hypergraph {
     std::int64_t num_nodes, num_edges, num_weights, num_groups;
-    std::int64_t most_edges;  // into any node
+    std::int64_t num_forms, num_terms;  // without terms: num_weights and 0
+    std::int64_t most_edges;            // into any node
     const std::int32_t *offset, *group;
     const std::int32_t* tail_offset;  // the tails of a slot, as for offset; null for a DAG: tail[slot], and node 0 is 0
     const std::int32_t* tail;
     const std::int32_t* edge;    // the caller's number of a slot's edge
     const std::int32_t* weight;  // the number of its weight, which edges may share; `edge` itself if they do not
+    // If they are not null, `weight` is the number of a slot's form: a sum of weights, times coefficients, over the
+    // terms term_offset[form] … term_offset[form + 1] − 1. `entry` is the weight of a term. `coefficient` is null if
+    // all are 1.
+    const std::int32_t *term_offset, *entry;
+    const double* coefficient;
+
+    bool shares_weights() const { return weight != edge || term_offset; }
 };
+
+// body(weight, coefficient) for the terms of a form.
+template <class Body>
+inline void for_terms(const Hypergraph& graph, std::int64_t form, Body body) {
+    for (std::int32_t t = graph.term_offset[form]; t < graph.term_offset[form + 1]; ++t) {
+        body(std::int64_t(graph.entry[t]), graph.coefficient ? graph.coefficient[t] : 1.0);
+    }
+}
 
 // θ and other numbers by weight are (batch, num_weights); numbers by edge are (batch, num_edges); a tape is
 // (batch, 2, num_nodes + room_on_tape): values and thresholds, and room for a vector behind the last.
@@ -59,5 +75,25 @@ BELLMAX_KERNELS(template <class S> HyperKernels<S> hyper_kernels())
 
 // Longest path to each node, in edges; −1 on cycles and behind them. Pairs are (tail, head).
 void levels(const std::int64_t* pairs, std::int64_t num_pairs, std::int64_t* level, std::int64_t num_nodes);
+
+// True for the source, and for each node that pairs (from, to) lead to from it. If `is_reversed`, pairs are (to, from).
+void reachable(const std::int64_t* pairs, std::int64_t num_pairs, bool is_reversed, std::int64_t source,
+               bool* is_reachable, std::int64_t num_nodes);
+
+// The caller's nodes and edges: the head of each edge, the tails of all edges in order, and the level of each node,
+// from 0 to num_nodes. `arity` is the number of tails of each edge, or null if all edges have one.
+struct UnsortedGraph {
+    std::int64_t num_nodes, num_edges;
+    const std::int64_t *head, *tail, *level, *arity;
+};
+
+// The arrays of Hypergraph, as outputs. Instead of `group`, `begins_group` is true for the first node of each group.
+struct SortedGraph {
+    std::int32_t *offset, *tail, *edge, *tail_offset;
+    bool* begins_group;
+};
+
+// Sorts nodes by level, then by the number of edges into them; edges into a node keep their order.
+void sort_graph(const UnsortedGraph&, const SortedGraph&);
 
 }  // namespace bellmax

@@ -28,19 +28,37 @@ struct Tile {
     int64_t tail = 0;  // of the first edges, if the graph is a trellis
 };
 
+// True if all of these numbers are below a limit, and none is negative.
+inline bool are_below(const int32_t* numbers, int64_t begin, int64_t end, int64_t limit) {
+    std::uint32_t most = 0;  // negative numbers become large
+    for (int64_t n = begin; n < end; ++n) most = std::max(most, std::uint32_t(numbers[n]));
+    return begin == end || int64_t(most) < limit;
+}
+
+// True if the forms of slots have terms that exist, and these name weights. Each node has `pitch` slots. A form that
+// the node before has at the same position is not checked again.
+inline bool have_terms(const Hypergraph& graph, int64_t begin, int64_t end, int64_t pitch) {
+    const int32_t *const form = graph.weight, *const offset = graph.term_offset;
+    for (int64_t slot = begin; slot < end; ++slot) {
+        if (slot - begin >= pitch && form[slot] == form[slot - pitch]) continue;
+        const int64_t first = offset[form[slot]], last = offset[form[slot] + 1];
+        if (first < 0 || first > last || last > graph.num_terms) return false;
+        for (int64_t t = first; t < last; ++t) {
+            if (std::uint32_t(graph.entry[t]) >= graph.num_weights) return false;
+        }
+    }
+    return true;
+}
+
 // Whether the edges into some nodes name what there is, and tails that come before. It is looked at where they are read
 // next: a pass over all edges takes as long as a fifth of a sweep.
 inline void need_sound(const Hypergraph& graph, int64_t node, int64_t nodes) {
-    const auto are_below = [](const int32_t* numbers, int64_t begin, int64_t end, int64_t limit) {
-        std::uint32_t most = 0;  // negative numbers become large
-        for (int64_t n = begin; n < end; ++n) most = std::max(most, std::uint32_t(numbers[n]));
-        return begin == end || int64_t(most) < limit;
-    };
     const int64_t begin = graph.offset[node], end = graph.offset[node + nodes];
     const int32_t* const tails = graph.tail_offset;
     const bool good = are_below(graph.tail, tails ? tails[begin] : begin, tails ? tails[end] : end, node) &&
-                      are_below(graph.weight, begin, end, graph.num_weights) &&
-                      (graph.edge == graph.weight || are_below(graph.edge, begin, end, graph.num_edges));
+                      are_below(graph.weight, begin, end, graph.num_forms) &&
+                      (!graph.shares_weights() || are_below(graph.edge, begin, end, graph.num_edges)) &&
+                      (!graph.term_offset || have_terms(graph, begin, end, (end - begin) / nodes));
     if (!good) throw std::invalid_argument("an index is out of range");
 }
 
@@ -128,11 +146,48 @@ struct Named {
     const int32_t* name;  // by slot
     double unit;
     Array<double> shared;
+    const Hypergraph* forms;  // the graph, if slots have forms (see FormSums); else null
 
     template <int64_t rows>
+    PerRow<rows> at(int64_t number) const {
+        return shared ? PerRow<rows>::at(&shared[number * rows]) : PerRow<rows>::at(first + number, count);
+    }
+    template <int64_t rows>
     void add(int64_t slot, PerRow<rows>& sum) const {
-        sum.add(unit,
-                shared ? PerRow<rows>::at(&shared[name[slot] * rows]) : PerRow<rows>::at(first + name[slot], count));
+        sum.add(unit, at<rows>(name[slot]));
+    }
+};
+
+// The sum over the terms of a form of at(weight), times the coefficient of the term.
+template <int64_t rows, class At>
+inline PerRow<rows> sum_of_form(const Hypergraph& graph, int64_t form, At at) {
+    PerRow<rows> sum{};
+    for_terms(graph, form, [&](int64_t weight, double coefficient) {
+        const PerRow<rows> own = at(weight);
+        sum.add(coefficient, own);
+        if (coefficient < 0) sum.add(0, own);  // a weight of +∞ must give NaN, which is reported, and not −∞
+    });
+    return sum;
+}
+
+// Numbers by slot, from numbers of weights: the sum of the slot's form. The last sum is kept, since the next slot often
+// has the same form.
+template <class S, int64_t rows>
+class FormSums {
+    const Named<S>& named;
+    int32_t form = -1;
+    PerRow<rows> own{};
+
+public:
+    explicit FormSums(const Named<S>& of) : named(of) {}
+
+    void add(int64_t slot, PerRow<rows>& sum) {
+        if (named.name[slot] != form) {
+            form = named.name[slot];
+            const auto at = [&](int64_t weight) { return named.template at<rows>(weight); };
+            own = sum_of_form<rows>(*named.forms, form, at);
+        }
+        sum.add(named.unit, own);
     }
 };
 
@@ -143,6 +198,17 @@ __attribute__((always_inline)) inline void for_edges(const Tile& tile, Rows rows
     for (int64_t n = 0; n < tile.nodes; ++n) {
         const int64_t slot = tile.slot + n * tile.pitch;
         for (int64_t k = 0; k < tile.edges; ++k) body(slot + k, k, k * tile.matrix.columns + n * rows);
+    }
+}
+
+// As for_edges, but for the first edges of all nodes, then for their second edges, and so on. The k-th edges of nodes
+// often share a form.
+template <class Rows, class Body>
+__attribute__((always_inline)) inline void for_edges_across(const Tile& tile, Rows rows, Body body) {
+    for (int64_t k = 0; k < tile.edges; ++k) {
+        for (int64_t n = 0; n < tile.nodes; ++n) {
+            body(tile.slot + n * tile.pitch + k, k, k * tile.matrix.columns + n * rows);
+        }
     }
 }
 
@@ -306,14 +372,15 @@ public:
     Named<S> by_weight(const S* data, double unit = 1) const {
         const int64_t count = graph.num_weights;
         Array<double> shared;
-        if (rows > 1 && graph.weight != graph.edge) {
+        if (rows > 1 && graph.shares_weights()) {
             shared = scratch<double>(count * rows);
             read_rows(data, count, shared.get());
         }
-        return {data + first * count, count, graph.weight, unit, std::move(shared)};
+        const Hypergraph* const forms = graph.term_offset ? &graph : nullptr;
+        return {data + first * count, count, graph.weight, unit, std::move(shared), forms};
     }
     Named<S> by_edge(const S* data) const {
-        return {data + first * graph.num_edges, graph.num_edges, graph.edge, 1, nullptr};
+        return {data + first * graph.num_edges, graph.num_edges, graph.edge, 1, nullptr, nullptr};
     }
 
     const double* thresholds(const Tile& tile) const { return threshold + tile.place; }
@@ -349,6 +416,7 @@ public:
     }
     __attribute__((noinline)) void read(const Tile& tile, const Named<S>& named, const double* __restrict of_nodes,
                                         double* __restrict to) const {
+        if (named.forms) return read_sums(tile, named, of_nodes, to);
         with_tails([&, of_nodes, to](auto rows, auto tails) { gather_edges(tile, rows, tails, named, of_nodes, to); });
     }
 
@@ -410,7 +478,48 @@ public:
         });
     }
 
+    // Adds what edges have to the weights of the terms of their form, times their coefficients: once for nodes in a row
+    // that share a form.
+    __attribute__((noinline)) void add_up_terms(const Tile& tile, const double* __restrict from,
+                                                double* __restrict of_weights) const {
+        with_rows([=](auto rows) {
+            int32_t form = -1;
+            PerRow<rows> sum{};
+            const auto add_sum = [=, &form, &sum] {
+                if (form < 0) return;
+                for_terms(graph, form, [=, &sum](int64_t weight, double coefficient) {
+                    auto total = PerRow<rows>::at(of_weights + weight * rows);
+                    total.add(coefficient, sum);
+                    total.to(of_weights + weight * rows);
+                });
+            };
+            for_edges_across(tile, rows, [&](int64_t slot, int64_t, int64_t place) {
+                if (graph.weight[slot] != form) {
+                    add_sum();
+                    form = graph.weight[slot];
+                    sum = {};
+                }
+                sum += PerRow<rows>::at(from + place);
+            });
+            add_sum();
+        });
+    }
+
 private:
+    // As gather_edges, for numbers of forms.
+    __attribute__((noinline)) void read_sums(const Tile& tile, const Named<S>& named, const double* __restrict of_nodes,
+                                             double* __restrict to) const {
+        with_tails([&, of_nodes, to](auto rows, auto tails) {
+            FormSums<S, rows> sums(named);
+            for_edges_across(tile, rows, [&, of_nodes, to, tails](int64_t slot, int64_t k, int64_t place) {
+                PerRow<rows> sum{};
+                tails.for_each(slot, k, [&](int64_t node) { sum += PerRow<rows>::at(of_nodes + node * rows); });
+                sums.add(slot, sum);
+                sum.to(to + place);
+            });
+        });
+    }
+
     template <class Body>
     void for_group(int64_t group, Pace& pace, Body body) const {
         const int64_t end = graph.group[group + 1];
@@ -440,7 +549,7 @@ private:
     }
 };
 
-// Results by weight. The results of edges that share a weight are added up.
+// Results by weight. The results of edges that share a weight, or have it in a form, are added up.
 template <class S>
 class ByWeight {
     const Sweep<S>& sweep;
@@ -452,12 +561,13 @@ public:
 
     ByWeight(const Sweep<S>& own, S* by_weight)
         : sweep(own),
-          sums(zeros<double>(own.graph.weight != own.graph.edge ? own.graph.num_weights * own.rows : 0)),
-          is_shared(own.graph.weight != own.graph.edge),
+          sums(zeros<double>(own.graph.shares_weights() ? own.graph.num_weights * own.rows : 0)),
+          is_shared(own.graph.shares_weights()),
           results(by_weight) {}
 
     // The numbers e of a tile.
     void write(const Tile& tile) const {
+        if (sweep.graph.term_offset) return sweep.add_up_terms(tile, sweep.e.get(), sums.get());
         if (is_shared) return sweep.add_up(tile, sweep.e.get(), sums.get());
         sweep.scatter(tile, sweep.e.get(), sweep.graph.weight, sweep.graph.num_weights, results);
     }

@@ -180,6 +180,7 @@ public:
         }
     }
     struct Results {
+        static constexpr bool is_shared = false;
         const TrellisSweep& sweep;
         S* by_weight;
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -18,6 +19,11 @@ import bellmax as bx
 pytestmark = needs_kernels
 
 
+def padded(index: Sequence[Tensor]) -> list[Tensor | None]:
+    """The index as kernels take it: without the terms of forms."""
+    return loading.padded(index, 9)
+
+
 class Kernels:
     """The kernels on one graph and weights (B, W) at γ = 1."""
 
@@ -28,7 +34,7 @@ class Kernels:
         assert self.call("forward", self.value, self.tape)
 
     def call(self, name: str, *tensors: Tensor) -> object:
-        index = self.graph.index
+        index = padded(self.graph.index)
         return loading.call(f"dag_{name}", self.theta, *tensors, *index, *self.kernel)
 
     def by_weight(self, name: str, *tensors: Tensor) -> Tensor:
@@ -192,7 +198,7 @@ def test_bad_numbers_are_detected() -> None:
     tape, value = torch.empty(1, 2, 4, dtype=torch.float64), torch.empty(1, dtype=torch.float64)
     for bad in (math.nan, math.inf):
         theta = torch.tensor([[0.0, bad]], dtype=torch.float64)
-        assert not loading.call("dag_forward", theta, value, tape, *graph.index, *bx.Negentropy().kernel)
+        assert not loading.call("dag_forward", theta, value, tape, *padded(graph.index), *bx.Negentropy().kernel)
 
 
 @pytest.mark.parametrize("position", range(6))
@@ -204,7 +210,7 @@ def test_indices_out_of_range_are_refused(position: int) -> None:
         index = [tensor.clone() for tensor in graph.index]
         index[position][-1] = bad
         with pytest.raises(ValueError, match=r"index|group"):
-            loading.call("dag_forward", theta, value, tape, *index, *bx.Negentropy().kernel)
+            loading.call("dag_forward", theta, value, tape, *padded(index), *bx.Negentropy().kernel)
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from torch.autograd import grad, gradcheck, gradgradcheck
 
 import bellmax as bx
 
-PAGE = Path(__file__).parents[1] / "docs" / "guide" / "program-gallery.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guide" / "program-gallery.md"
 ALL_OMEGAS = {**OMEGAS, "tsallis1.2": bx.Tsallis(1.2, 1.5), "gamma1": bx.Negentropy()}
 NAMES = [name for name, thing in vars(textbook).items() if hasattr(thing, "axes")]
 

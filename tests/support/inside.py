@@ -20,7 +20,7 @@ from bellmax import cluster, files, modes
 from bellmax.autograd import functions
 from bellmax.backends import BACKENDS, detour
 from bellmax.backends.fused import PairCosts
-from bellmax.backends.native import loading, short_pairs, two_states
+from bellmax.backends.native import loading, short_pairs, sorting, two_states
 from bellmax.backends.triton import KERNELS
 from bellmax.programs import GRAPH, PROGRAMS, graph
 from bellmax.programs.charts import ChartProgram
@@ -30,10 +30,11 @@ from bellmax.regularizers import Kernel, from_kernel
 from bellmax.series import collections, jobs, outputs, pairwise, routes
 from bellmax.series.long_pairs import long_pair_value
 from bellmax.series.measure import measure_of
+from bellmax.solver import Solver
 from bellmax.structures.joint import log_sum_of_products
 from bellmax.tensors import WITHOUT_FLOAT64, Tensors
 
-__all__ = ["BACKENDS", "KERNELS", "PLACES", "PROGRAMS", "WARPING", "Axis", "ChartProgram", "Ends", "Kernel"]
+__all__ = ["BACKENDS", "KERNELS", "PLACES", "PROGRAMS", "WARPING", "Axis", "ChartProgram", "Ends", "Kernel", "Solver"]
 __all__ += [
     "PairCosts",
     "SegmentProgram",
@@ -47,7 +48,7 @@ __all__ += [
     "jobs",
 ]
 __all__ += ["loading", "log_sum_of_products", "long_pair_value", "measure_of", "modes", "pairwise", "routes"]
-__all__ += ["short_pairs", "two_states"]
+__all__ += ["short_pairs", "sorting", "two_states"]
 
 # --- distributions
 

@@ -163,6 +163,23 @@ def levels(pairs: NDArray[np.int64], num_nodes: int) -> NDArray[np.int64]:
     return level
 
 
+def is_reachable(source: int, pairs: NDArray[np.int64], num_nodes: int) -> NDArray[np.bool_]:
+    """(N,): True for the source, and for each node that edges (E, 2) [from, to] lead to from it."""
+    order = np.argsort(pairs[:, 0], kind="stable")
+    first = np.searchsorted(pairs[order, 0], np.arange(num_nodes + 1)).tolist()
+    neighbours = pairs[order, 1].tolist()
+    seen, stack = {source}, [source]
+    while stack:
+        node = stack.pop()
+        for other in neighbours[first[node] : first[node + 1]]:
+            if other not in seen:
+                seen.add(other)
+                stack.append(other)
+    reachable = np.zeros(num_nodes, dtype=bool)
+    reachable[list(seen)] = True
+    return reachable
+
+
 def sort(
     head: NDArray[np.int64], tail: NDArray[np.int64], level: NDArray[np.int64], arity: NDArray[np.int64] | None = None
 ) -> tuple[NDArray[np.int32], ...]:
@@ -193,14 +210,14 @@ def sort(
     return tuple(integers.astype(np.int32) for integers in index)
 
 
-def sort_pruned(
+def prune(
     head: NDArray[np.int64],
     tail: NDArray[np.int64],
     level: NDArray[np.int64],
     mask: NDArray[np.bool_],
     arity: NDArray[np.int64] | None = None,
-) -> tuple[NDArray[np.int32], ...]:
-    """Sort a graph as :func:`sort`, without the nodes of negative level and the edges where ``mask`` (E,) is False.
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64] | None]:
+    """Return the arguments of :func:`sort` without nodes of negative level and edges where ``mask`` (E,) is False.
 
     The shape of the weights stays (E,): pruned edges lead to an extra node that no edge leaves, so no path has them.
     """
@@ -213,4 +230,4 @@ def sort_pruned(
     else:
         tail, arity = number[tail[np.repeat(mask, arity)]], np.where(mask, arity, 0)
         level, extra_level = level + 1, 0
-    return sort(head, tail, level if mask.all() else np.append(level, extra_level), arity)
+    return head, tail, level if mask.all() else np.append(level, extra_level), arity

@@ -52,14 +52,14 @@ class LinearGraphProgram(GraphProgram):
         return index[:5]
 
     def used(self, theta: Tensors, index: Tensors) -> Sequence[Tensor | None]:
-        is_used = torch.zeros(sum(_sizes(theta)), dtype=torch.bool, device=theta[0].device)
+        is_used = torch.zeros(num_entries(theta), dtype=torch.bool, device=theta[0].device)
         is_used[index[7].long()] = True
         parts = is_used.split(_sizes(theta))
         return [part.reshape(1, *score.shape[1:]).expand(score.shape) for part, score in zip(parts, theta, strict=True)]
 
     def check(self, theta: Tensors, index: Tensors) -> None:
         super().check(theta, index)
-        is_subtracted = torch.zeros(sum(_sizes(theta)), dtype=torch.bool, device=theta[0].device)
+        is_subtracted = torch.zeros(num_entries(theta), dtype=torch.bool, device=theta[0].device)
         is_subtracted[index[7][: index[8].numel()][index[8] < 0].long()] = True
         for name, score, part in zip(self.scores, theta, is_subtracted.split(_sizes(theta)), strict=True):
             bad = (score == -math.inf) & part.reshape(1, *score.shape[1:])
@@ -73,24 +73,19 @@ class LinearGraphProgram(GraphProgram):
     # --- the weights of edges as a function of the scores
 
     def weights(self, theta: Tensors, index: Tensors) -> Tensor:
-        batch = theta[0].shape[0]
-        rows = [score.reshape(len(score), size) for score, size in zip(theta, _sizes(theta), strict=True)]
-        entries = torch.cat([row.expand(batch, -1) for row in rows], 1)
-        terms = _times_coefficient(entries.index_select(1, index[7]), index)
-        forms = terms.new_zeros((batch, index[6].shape[0] - 1)).index_add(1, _form_of_term(index), terms)
+        terms = _times_coefficient(entries_of(theta).index_select(1, index[7]), index)
+        forms = terms.new_zeros((len(terms), index[6].shape[0] - 1)).index_add(1, _form_of_term(index), terms)
         return forms.index_select(1, index[9])
 
     def onto_scores(self, edges: Tensor, theta: Tensors, index: Tensors) -> Tensors:
-        parts = self._onto_entries(edges, theta, index).split(_sizes(theta), 1)
-        shared = [part.sum(0, keepdim=True) if len(s) == 1 else part for part, s in zip(parts, theta, strict=True)]
-        return [part.reshape(score.shape) for part, score in zip(shared, theta, strict=True)]
+        return scores_of(self._onto_entries(edges, theta, index), theta)
 
     def _onto_entries(self, edges: Tensor, theta: Tensors, index: Tensors) -> Tensor:
         """Apply the transpose of :meth:`weights` to numbers of edges (..., E). The result is (..., entries)."""
         lead = edges.shape[:-1]
         forms = edges.new_zeros((*lead, index[6].shape[0] - 1)).index_add(-1, index[9], edges)
         terms = _times_coefficient(forms.index_select(-1, _form_of_term(index)), index)
-        return edges.new_zeros((*lead, sum(_sizes(theta)))).index_add(-1, index[7].long(), terms)
+        return edges.new_zeros((*lead, num_entries(theta))).index_add(-1, index[7].long(), terms)
 
     def best_by_entry(self, edges: Tensor, theta: Tensors, index: Tensors) -> Tensor:
         batch, own = len(edges), theta[0].shape[1:]
@@ -123,6 +118,25 @@ class LinearGraphProgram(GraphProgram):
 def _sizes(theta: Tensors) -> list[int]:
     """The number of entries of each score."""
     return [score.shape[1:].numel() for score in theta]
+
+
+def num_entries(theta: Tensors) -> int:
+    """Return the number of entries of all scores."""
+    return sum(_sizes(theta))
+
+
+def entries_of(theta: Tensors) -> Tensor:
+    """Return the entries of all scores, (B, entries)."""
+    batch = theta[0].shape[0]
+    flat = [s.reshape(len(s), size).expand(batch, size) for s, size in zip(theta, _sizes(theta), strict=True)]
+    return torch.cat(flat, 1) if len(flat) > 1 else flat[0]
+
+
+def scores_of(entries: Tensor, theta: Tensors) -> list[Tensor]:
+    """Return numbers (B, entries) in the shapes of θ, summed over the batch for a score that it shares."""
+    parts = entries.split(_sizes(theta), 1)
+    shared = [part.sum(0, keepdim=True) if len(s) == 1 else part for part, s in zip(parts, theta, strict=True)]
+    return [part.reshape(score.shape) for part, score in zip(shared, theta, strict=True)]
 
 
 def _times_coefficient(terms: Tensor, index: Tensors) -> Tensor:

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import bellmax.backends.native.sorting as sorting
 from bellmax.modes import outside_modes
 from bellmax.programs import LinearGraphProgram
 from bellmax.recursions.symbols import _FORM, _FORM_BITS, _SEVERAL, Form, Trace
-from bellmax.structures.graphs import is_reachable
 from bellmax.structures.hypergraph import Hypergraph, Rows
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ def _prune(arrays: _Arrays) -> tuple[_Arrays, NDArray[np.int64]]:
     """Remove the nodes that the last node does not use. Return the remaining edges, and the remaining nodes."""
     num_nodes = int(arrays.head[-1]) + 1
     pairs = np.stack((np.repeat(arrays.head, arrays.arity), arrays.tail), 1)
-    is_used = is_reachable(num_nodes - 1, pairs, num_nodes)
+    is_used = sorting.is_reachable(num_nodes - 1, pairs, num_nodes)
     mask, number = is_used[arrays.head], np.cumsum(is_used) - 1
     tail = arrays.tail[np.repeat(mask, arrays.arity)]
     live = _Arrays(number[arrays.head[mask]], arrays.form[mask], arrays.arity[mask], number[tail])

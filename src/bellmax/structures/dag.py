@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 import bellmax.backends.native.sorting as sorting
 from bellmax.decoded import DecodedForm, EdgeLists, Fault, are_integers
 from bellmax.inputs import answers_near_misses, check_tensor
-from bellmax.programs.graph import GraphProgram, sort, sort_pruned
+from bellmax.programs.graph import GraphProgram, prune
 from bellmax.regularizers import Regularizer
 from bellmax.structures.graphs import (
     GraphPaths,
@@ -24,7 +24,6 @@ from bellmax.structures.graphs import (
     check_order,
     check_single,
     check_touched,
-    is_reachable,
     node_number,
 )
 from bellmax.tensors import Gamma
@@ -108,10 +107,10 @@ class DAG(StoredGraph):
         level = sorting.levels(used_pairs, self.num_nodes)
         is_touched = _check_graph(used_pairs, level, self.nodes, is_pruned=is_used is not None)
         if is_used is None:
-            index = sort(pairs[:, 1], pairs[:, 0], level)
+            index = sorting.sort(pairs[:, 1], pairs[:, 0], level)
         else:
             level[~is_touched] = -1
-            index = sort_pruned(pairs[:, 1], pairs[:, 0], level, is_used)
+            index = sorting.sort(*prune(pairs[:, 1], pairs[:, 0], level, is_used))
         self.levels, *tensors = (torch.from_numpy(array).to(self.edges.device) for array in (level, *index))
         self._index = tuple(tensors)
         self._depth = int(level.max())
@@ -404,9 +403,10 @@ def _is_between(
     """
     is_between = np.ones(len(pairs), dtype=bool)
     if start is not None:
-        is_between &= is_reachable(node_number("start", start, names), pairs, len(names))[pairs[:, 0]]
+        is_between &= sorting.is_reachable(node_number("start", start, names), pairs, len(names))[pairs[:, 0]]
     if end is not None:
-        is_between &= is_reachable(node_number("end", end, names), pairs[:, ::-1], len(names))[pairs[:, 1]]
+        reaches_end = sorting.is_reachable(node_number("end", end, names), pairs, len(names), is_reversed=True)
+        is_between &= reaches_end[pairs[:, 1]]
     if not is_between.any():
         ends = [f"{word} {node!r}" for word, node in (("from start", start), ("to end", end)) if node is not None]
         raise ValueError(f"edges must have a path {' '.join(ends)}, got none")

@@ -170,23 +170,6 @@ def node_number(name: str, node: Hashable, names: Sequence[Hashable]) -> int:
         raise ValueError(f"{name} must be a node of the edges, got {node!r}") from None
 
 
-def is_reachable(source: int, pairs: NDArray[np.int64], num_nodes: int) -> NDArray[np.bool_]:
-    """(N,): True for the source, and for each node that edges (E, 2) [from, to] lead to from it."""
-    order = np.argsort(pairs[:, 0], kind="stable")
-    first = np.searchsorted(pairs[order, 0], np.arange(num_nodes + 1)).tolist()
-    neighbours = pairs[order, 1].tolist()
-    seen, stack = {source}, [source]
-    while stack:
-        node = stack.pop()
-        for other in neighbours[first[node] : first[node + 1]]:
-            if other not in seen:
-                seen.add(other)
-                stack.append(other)
-    reachable = np.zeros(num_nodes, dtype=bool)
-    reachable[list(seen)] = True
-    return reachable
-
-
 def check_touched(is_touched: NDArray[np.bool_], names: Sequence[Hashable]) -> None:
     """Raise ``ValueError`` if a node has no edge. ``is_touched`` (N,) is True for the nodes that have one."""
     isolated = np.flatnonzero(~is_touched)

@@ -18,7 +18,7 @@ from bellmax.distribution import USES_UNITS_TWICE
 from bellmax.inputs import answers_near_misses, check_tensor
 from bellmax.modes import is_checked, is_readable
 from bellmax.programs.checks import of_sequence
-from bellmax.programs.graph import GraphProgram, is_flow, sort, sort_pruned, sum_by_weight
+from bellmax.programs.graph import GraphProgram, is_flow, prune, sum_by_weight
 from bellmax.regularizers import Hard, Negentropy, Regularizer
 from bellmax.structures.graphs import (
     GraphPaths,
@@ -27,7 +27,6 @@ from bellmax.structures.graphs import (
     check_order,
     check_single,
     check_touched,
-    is_reachable,
     name_nodes,
     node_number,
 )
@@ -113,15 +112,15 @@ class Hypergraph(StoredGraph):
         if goal is None:
             level = sorting.levels(pairs, size)
             _check_graph(rows.head, pairs, level, self.nodes)
-            index = sort(rows.head, rows.tail, level, rows.arity)
+            index = sorting.sort(rows.head, rows.tail, level, rows.arity)
         else:
-            is_used = is_reachable(node_number("goal", goal, self.nodes), pairs[:, ::-1], size)
+            is_used = sorting.is_reachable(node_number("goal", goal, self.nodes), pairs, size, is_reversed=True)
             pairs = pairs[is_used[pairs[:, 1]]]
             level = sorting.levels(pairs, size)
             check_order(pairs, level, self.nodes)
             _check_derived(rows.head, is_used, self.nodes)
             level[~is_used] = -1
-            index = sort_pruned(rows.head, rows.tail, level, is_used[rows.head], rows.arity)
+            index = sorting.sort(*prune(rows.head, rows.tail, level, is_used[rows.head], rows.arity))
         self.weight_of, self._num_weights = None, len(rows.head)
         if weight_of is not None:
             shared = _check_weight_of(weight_of, len(rows.head))
@@ -526,12 +525,13 @@ def _read_list(rows: list[Any]) -> Rows:
 
 def _check_nodes(rows: Rows, is_bad_head: NDArray[np.bool_], is_bad_tail: NDArray[np.bool_], needed: str) -> None:
     """Raise ``ValueError`` for the first edge with a bad head or tail."""
+    if not is_bad_head.any() and not is_bad_tail.any():
+        return
     edge_of_tail = np.repeat(np.arange(len(rows.head)), rows.arity)
     bad = np.concatenate((np.flatnonzero(is_bad_head), edge_of_tail[is_bad_tail]))
-    if bad.size:
-        row = int(bad.min())
-        tails = tuple(rows.tail[edge_of_tail == row].tolist())
-        raise ValueError(f"edges must hold nodes {needed}, got ({rows.head[row]}, {tails}) at row {row}")
+    row = int(bad.min())
+    tails = tuple(rows.tail[edge_of_tail == row].tolist())
+    raise ValueError(f"edges must hold nodes {needed}, got ({rows.head[row]}, {tails}) at row {row}")
 
 
 def _check_graph(

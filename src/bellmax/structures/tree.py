@@ -17,7 +17,6 @@ from bellmax.inputs import answers_near_misses, check_tensor
 from bellmax.modes import is_checked, outside_modes
 from bellmax.programs import Program, register
 from bellmax.programs.checks import of_sequence
-from bellmax.programs.graph import sort
 from bellmax.regularizers import Regularizer
 from bellmax.structures.graphs import as_integers, check_order, check_single
 from bellmax.targets import Targets
@@ -106,7 +105,7 @@ def by_node(edges: Tensor, index: Tensors, labels: int) -> tuple[Tensor, Tensor]
 def _message_graph(
     parents: NDArray[np.int64], height: NDArray[np.int64], labels: int
 ) -> tuple[tuple[NDArray[np.int32], ...], NDArray[np.int64]]:
-    """Return the hypergraph of messages, as in :func:`sort`, and the order of nodes (V,): all others, then the root.
+    """Return the index of the hypergraph of messages, and the order of nodes (V,): all others, then the root.
 
     ``parents`` (V,) is −1 for the root. ``height`` (V,) is the number of edges to the deepest leaf below each node.
     """
@@ -127,7 +126,7 @@ def _message_graph(
     nth = np.arange(len(edge_of_tail)) - np.repeat(np.cumsum(arity) - arity, arity)
     tail = position[children[first[node[edge_of_tail]] + nth]] * labels + label[edge_of_tail]
     level = np.append(np.repeat(height[others], labels), height[root])
-    return sort(head, tail, level, arity), order
+    return sorting.sort(head, tail, level, arity), order
 
 
 _PROGRAM = register(TreeProgram())

@@ -9,6 +9,7 @@ from bellmax.backends.fused import FusedKernels
 from bellmax.backends.native.charts import NativeCharts
 from bellmax.backends.native.labels import NativeLabelScores
 from bellmax.backends.native.lattices import NativeLattice
+from bellmax.backends.native.linear import NativeLinear
 from bellmax.backends.native.long_pairs import NativeLongPairs
 from bellmax.backends.native.neighbors import NativeNeighbors
 from bellmax.backends.native.pair_costs import NativePairCosts
@@ -19,7 +20,7 @@ from bellmax.backends.native.sweeps import STRUCTURES, NativeSweeps
 from bellmax.backends.native.two_states import NativeMarginals, NativeWeights
 from bellmax.backends.protocol import Sweeps
 from bellmax.backends.reference.expanded import Expanded
-from bellmax.programs import PROGRAMS, LatticeProgram
+from bellmax.programs import PROGRAMS, LatticeProgram, LinearGraphProgram
 from bellmax.programs.charts import ChartProgram
 from bellmax.programs.segments import ScoredSegmentProgram
 from bellmax.regularizers import Kernel
@@ -67,6 +68,8 @@ class Native:
         program = PROGRAMS[structure]
         if isinstance(program, LatticeProgram) and NativeLattice.serves(program):
             return NativeLattice(program)
+        if isinstance(program, LinearGraphProgram):
+            return NativeLinear(program)
         engine = self._sweeps[program.engine]
         if isinstance(program, ChartProgram):
             return NativeCharts(program, engine)

@@ -14,7 +14,7 @@ from bellmax.programs.checks import overflow_error, reject_overflow
 from bellmax.regularizers import Negentropy, Regularizer
 from bellmax.tensors import Tensors
 
-_INDEX_SIZE = {"chain": 2, "scored_chain": 2, "dag": 6}
+_INDEX_SIZE = {"chain": 2, "scored_chain": 2, "dag": 9}
 STRUCTURES = tuple(_INDEX_SIZE)
 
 
@@ -109,6 +109,8 @@ class NativeSweeps:
         scores, paths = theta[0].new_empty(theta[0].shape[0], k), self.program.empty_paths(theta, index, k)
         if not self._call("topk", (*theta, scores, paths), index, omega):
             self.program.check(theta, index)
+            if self.structure == "dag":  # all scores were valid, so a weight that is a sum of scores overflowed
+                raise overflow_error(scores.dtype)
         return scores, paths
 
     def node_values(self, theta: Tensors, index: Tensors, omega: Regularizer) -> Tensor:

@@ -49,9 +49,7 @@ class Expanded:
     def forward(self, theta: Tensors, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
         weights, engine_index = self._graph(theta, index)
         value, tape = self.engine.forward(weights, engine_index, omega)
-        extra = self.program.extra_nodes(theta, index)
-        if isinstance(extra, Tensor) or extra:  # the expansion adds nodes with one parent, each of which costs Ω(1)
-            value = value + extra * omega.penalty(widen(value.new_ones(1))).to(value.dtype)
+        value = without_extra_nodes(value, self.program.extra_nodes(theta, index), omega)
         return value if self.program.sense > 0 else -value, tape
 
     def backward(self, theta: Tensors, tape: Tensor, seed: Tensor, index: Tensors, omega: Regularizer) -> Tensors:
@@ -68,9 +66,7 @@ class Expanded:
 
     def sample(self, theta: Tensors, tape: Tensor, uniforms: Tensor, index: Tensors, omega: Regularizer) -> Tensor:
         weights, engine_index = self._graph(theta, index)
-        extra = self.program.extra_nodes(theta, index)
-        if isinstance(extra, int) and extra:  # the extra nodes and the first node use up a uniform without choosing
-            uniforms = pad(uniforms, (extra, 1), value=0.5)
+        uniforms = with_extra_nodes(uniforms, self.program.extra_nodes(theta, index))
         paths = self.engine.sample(weights, tape, uniforms, engine_index, omega)
         return self.program.compact_paths(paths, theta, index)
 
@@ -90,3 +86,21 @@ class Expanded:
         weights, engine_index = self._graph(theta, index)
         edges = self.engine.max_marginals(weights, engine_index, omega)
         return self.program.sense * self.program.best_by_entry(edges, theta, index)
+
+
+def without_extra_nodes(value: Tensor, extra: int | Tensor, omega: Regularizer) -> Tensor:
+    """Return the value (B,) of the program from the value of the engine, whose graph has ``extra`` more nodes.
+
+    Each of these nodes has one parent, which costs Ω(1).
+    """
+    if isinstance(extra, int) and not extra:
+        return value
+    return value + extra * omega.penalty(widen(value.new_ones(1))).to(value.dtype)
+
+
+def with_extra_nodes(uniforms: Tensor, extra: int | Tensor) -> Tensor:
+    """Return uniforms for the engine from the uniforms (B, K, choices) of the program.
+
+    The extra nodes and the first node use up a uniform without choosing.
+    """
+    return pad(uniforms, (extra, 1), value=0.5) if isinstance(extra, int) and extra else uniforms
