@@ -229,13 +229,14 @@ class Trace:
 
     def add(self, a: int, b: int) -> int:
         """Return the code of the sum of two codes."""
-        form = self._add_forms(a & _FORM, b & _FORM)
+        form, other = a & _FORM, b & _FORM
+        form = self._add_forms(form, other) if form and other else form or other
         left, right = a >> _FORM_BITS, b >> _FORM_BITS
         if left and right:
-            self.bundles += (left, right) if left < _SEVERAL > right else self._nodes(left) + self._nodes(right)
-            self.bundle_ends.append(len(self.bundles))
-            left, right = _SEVERAL + len(self.bundle_ends) - 2, 0
-            self._check_size()
+            bundles, ends = self.bundles, self.bundle_ends
+            bundles += (left, right) if left < _SEVERAL > right else self._nodes(left) + self._nodes(right)
+            left, right = _SEVERAL + len(ends) - 1, 0
+            ends.append(len(bundles))
         return (left or right) << _FORM_BITS | form
 
     def _nodes(self, tails: int) -> list[int]:
@@ -245,8 +246,7 @@ class Trace:
         return self.bundles[slice(*self.bundle_ends[tails - _SEVERAL : tails - _SEVERAL + 2])]
 
     def _add_forms(self, a: int, b: int) -> int:
-        if not a or not b:
-            return a or b
+        """Return the form of the sum of two forms."""
         pair = (a, b) if a <= b else (b, a)
         form = self._sum_of.get(pair)
         if form is None:
