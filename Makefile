@@ -69,6 +69,7 @@ bench: $(INSTALLED) build/peers/installed  ## measure everything against its pee
 	$(BIN)/python benchmarks/ctc.py
 	$(BIN)/python benchmarks/lattices.py
 	$(BIN)/python benchmarks/trees.py
+	$(BIN)/python benchmarks/programs.py
 	$(BIN)/python benchmarks/samples.py
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/limits.py
