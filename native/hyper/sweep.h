@@ -35,11 +35,12 @@ inline bool are_below(const int32_t* numbers, int64_t begin, int64_t end, int64_
     return begin == end || int64_t(most) < limit;
 }
 
-// True if the forms of slots have terms that exist, and these name weights. Each node has `pitch` slots. A form that
-// the node before has at the same position is not checked again.
+// True if the forms of slots have terms that exist, and these name weights. Each node has `pitch` slots. A form is not
+// checked again if the slot before has it, or the node before at the same position.
 inline bool have_terms(const Hypergraph& graph, int64_t begin, int64_t end, int64_t pitch) {
     const int32_t *const form = graph.weight, *const offset = graph.term_offset;
     for (int64_t slot = begin; slot < end; ++slot) {
+        if (slot > begin && form[slot] == form[slot - 1]) continue;
         if (slot - begin >= pitch && form[slot] == form[slot - pitch]) continue;
         const int64_t first = offset[form[slot]], last = offset[form[slot] + 1];
         if (first < 0 || first > last || last > graph.num_terms) return false;
@@ -201,10 +202,13 @@ __attribute__((always_inline)) inline void for_edges(const Tile& tile, Rows rows
     }
 }
 
-// As for_edges, but for the first edges of all nodes, then for their second edges, and so on. The k-th edges of nodes
-// often share a form.
+// As for_edges, in an order in which edges with the same form are neighbours: node by node if the edges into a node
+// share it, as when a recursion adds a score to each cell of a table; else the first edges of all nodes, then their
+// second edges, and so on.
 template <class Rows, class Body>
-__attribute__((always_inline)) inline void for_edges_across(const Tile& tile, Rows rows, Body body) {
+__attribute__((always_inline)) inline void for_edges_by_form(const Tile& tile, const int32_t* form, Rows rows,
+                                                             Body body) {
+    if (tile.edges > 1 && form[tile.slot] == form[tile.slot + 1]) return for_edges(tile, rows, body);
     for (int64_t k = 0; k < tile.edges; ++k) {
         for (int64_t n = 0; n < tile.nodes; ++n) {
             body(tile.slot + n * tile.pitch + k, k, k * tile.matrix.columns + n * rows);
@@ -478,7 +482,7 @@ public:
         });
     }
 
-    // Adds what edges have to the weights of the terms of their form, times their coefficients: once for nodes in a row
+    // Adds what edges have to the weights of the terms of their form, times their coefficients: once for edges in a row
     // that share a form.
     __attribute__((noinline)) void add_up_terms(const Tile& tile, const double* __restrict from,
                                                 double* __restrict of_weights) const {
@@ -493,7 +497,7 @@ public:
                     total.to(of_weights + weight * rows);
                 });
             };
-            for_edges_across(tile, rows, [&](int64_t slot, int64_t, int64_t place) {
+            for_edges_by_form(tile, graph.weight, rows, [&](int64_t slot, int64_t, int64_t place) {
                 if (graph.weight[slot] != form) {
                     add_sum();
                     form = graph.weight[slot];
@@ -511,12 +515,13 @@ private:
                                              double* __restrict to) const {
         with_tails([&, of_nodes, to](auto rows, auto tails) {
             FormSums<S, rows> sums(named);
-            for_edges_across(tile, rows, [&, of_nodes, to, tails](int64_t slot, int64_t k, int64_t place) {
+            const auto read_one = [&, of_nodes, to, tails](int64_t slot, int64_t k, int64_t place) {
                 PerRow<rows> sum{};
                 tails.for_each(slot, k, [&](int64_t node) { sum += PerRow<rows>::at(of_nodes + node * rows); });
                 sums.add(slot, sum);
                 sum.to(to + place);
-            });
+            };
+            for_edges_by_form(tile, named.name, rows, read_one);
         });
     }
 

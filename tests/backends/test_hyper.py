@@ -213,6 +213,15 @@ def test_indices_out_of_range_are_refused(position: int) -> None:
             loading.call("dag_forward", theta, value, tape, *padded(index), *bx.Negentropy().kernel)
 
 
+@pytest.mark.parametrize("offset", [[0, 2**31 - 1, -(2**31), -1, 2], [0, 2, 1, 2, 2], [0, -1, 1, 1, 2]])
+def test_offsets_that_descend_or_wrap_around_are_refused(offset: list[int]) -> None:
+    index = [torch.tensor(numbers, dtype=torch.int32) for numbers in (offset, [], [0, 1], [0, 4], [0, 0, 0])]
+    tape, value = torch.empty(1, 2, 7, dtype=torch.float64), torch.empty(1, dtype=torch.float64)
+    theta = torch.zeros(1, 2, dtype=torch.float64)
+    with pytest.raises(ValueError, match="index does not fit"):
+        loading.call("dag_forward", theta, value, tape, *padded(index), *bx.Negentropy().kernel)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("batch", [1, 3, 9])
