@@ -55,7 +55,16 @@ def test_programs_without_derivations_and_forbidden_scores():
     assert report.num_paths == (2.0, 2)
 
 
+def test_entries_that_no_derivation_uses_are_listed():
+    report = bx.check_program(bx.program("i, j")(lambda a, b: bx.max(a[0], a[2]) + b[0]), torch.rand(4), torch.rand(1))
+    assert report.ok
+    assert report.num_unused == {"a": 2, "b": 0}
+    assert str(report).endswith("2 entries of a are in no derivation")
+
+
 def test_wrong_arguments():
+    with pytest.raises(ValueError, match="omega must be left out"):
+        bx.check_program(cheapest, torch.rand(2, 2), omega="hard")
     with pytest.raises(ValueError, match=r"program must be made by bx\.program, got function"):
         bx.check_program(cheapest.function, torch.rand(2, 2))
     with pytest.raises(ValueError, match=r"cost must be a tensor, got list"):

@@ -186,11 +186,43 @@ def test_edges_name_the_line_that_made_them():
         p.derivation_edges(torch.zeros(3))
 
 
-def test_an_edge_of_the_returned_sum_names_the_function_and_its_constant():
-    p = bx.program("item")(lambda value: bx.max(value) + 2.5)(VALUES)
-    root = p.derivation_edges(p.decode())[0]
+def test_an_edge_of_the_returned_sum_names_the_return_statement_and_its_constant():
+    @bx.program("item")
+    def shifted(value):
+        best = bx.max(value)
+        return best + 2.5
+
+    p = shifted(VALUES)
+    root, choice = p.derivation_edges(p.decode())
     assert (root.option, root.scores, root.constant, root.weight) == (0, (), 2.5, "2.5")
-    assert "bx.program" in root.source
+    assert root.source == "return best + 2.5"
+    assert choice.source == "best = bx.max(value)"
+    assert (root.node, root.tails, choice.node, choice.tails) == (1, (0,), 0, ())
+
+
+def test_options_keep_their_position_if_others_are_left_out():
+    @bx.program("item")
+    def some(value):
+        unused = bx.max(value)
+        best = bx.max(-math.inf, value[0], bx.max([]), value[1], -math.inf, value[2])
+        return bx.max(best, value[0], unused if len(value) > 9 else 0.0)
+
+    p = some(VALUES)
+    edges = p.derivation_edges(p.decode())
+    assert [(edge.option, edge.weight) for edge in edges] == [(0, "0"), (5, "value[2]")]
+
+
+def test_counts_of_derivations():
+    change, gap = _costs(2)
+    p = edit(change, gap)
+    derivations = p.sample_decoded((3,))
+    counts = p.counts(derivations)
+    assert torch.equal(counts["change"], p.encode(derivations))
+    assert torch.equal(counts["gap"], 7 - 2 * counts["change"].sum((-1, -2)))
+    target = p.counts(p.decode())
+    assert torch.allclose(bx.losses.surrogate(p, target), bx.losses.surrogate(p, p.decode()))
+    with pytest.raises(ValueError, match="is not a derivation of edit"):
+        edit(*_costs()).counts([0])
 
 
 def test_a_program_without_a_returned_node_pays_no_omega_for_it():

@@ -133,16 +133,51 @@ def is_infinitely_cheap(value: Any) -> Any:
     return bx.min(value[0], -math.inf)  # here
 
 
-def returns_nothing(value: Any) -> Any:  # here
-    value[0] + 1
+def returns_nothing(value: Any) -> Any:
+    value[0] + 1  # here
 
 
-def returns_a_list(value: Any) -> Any:  # here
-    return [value[0]]
+def returns_a_list(value: Any) -> Any:
+    return [value[0]]  # here
 
 
-def returns_nan(value: Any) -> Any:  # here
-    return math.nan
+def returns_nan(value: Any) -> Any:
+    return math.nan  # here
+
+
+def has_two_returns(value: Any) -> Any:  # here
+    if len(value) > 3:
+        return [value[0]]
+    return [value[1]]
+
+
+def fills_an_array_of_numbers(value: Any) -> Any:
+    best = np.zeros(4)
+    best[0] = value[0]  # here
+    return best[0]
+
+
+def fills_a_tensor(value: Any) -> Any:
+    best = torch.zeros(4)
+    best[:] = value  # here
+    return best[0]
+
+
+def starts_from_a_tensor(value: Any) -> Any:
+    best = torch.zeros(4)
+    return bx.max(best[0], value[0])  # here
+
+
+def asks_for_an_item(value: Any) -> Any:
+    return value[0].item()  # here
+
+
+def clones(value: Any) -> Any:
+    return value.clone()[0]  # here
+
+
+def takes_the_max_of_rows(value: Any) -> Any:
+    return bx.max(value[:2], value[2:])  # here
 
 
 def grows(value: Any) -> Any:
@@ -178,19 +213,26 @@ WRONG: dict[Callable[..., Any], str] = {
     indexes_with_a_score: "cannot be an index or a size: pass integers as keyword arguments",
     counts_to_a_score: "cannot be an index or a size",
     takes_an_exponential: "has no number while a program is traced",
-    iterates_over_a_score: "here 'Symbol' object is not iterable",
+    iterates_over_a_score: "tables are lists, but here 'Symbol' object is not iterable",
     stacks: "expected Tensor as element 0",
-    uses_a_tensor: "must not be a tensor: pass it to the program as a positional argument",
+    uses_a_tensor: "must not be a tensor: pass scores as positional arguments",
     adds_a_tensor: "a term of a sum must not be a tensor",
     uses_a_string: "got a str",
     uses_lists: "got a list",
-    passes_a_key: "unexpected keyword argument 'key'",
+    passes_a_key: "take no key or default: the max of no options is -inf",
     adds_nan: "a term of a sum must be a number, got nan",
     is_infinitely_good: r"must be less than \+inf, got \+inf",
     is_infinitely_cheap: "must be greater than -inf, got -inf",
     returns_nothing: "must return one smoothed value or number, got a NoneType",
     returns_a_list: "got a list",
     returns_nan: "got nan",
+    has_two_returns: "got a list",
+    fills_an_array_of_numbers: "use a list or a dictionary for a table",
+    fills_a_tensor: "tables are lists, but here can't assign a numpy.ndarray",
+    starts_from_a_tensor: "use a list or a dictionary for a table",
+    asks_for_an_item: "here 'Symbol' object has no attribute 'item'",
+    clones: "has no attribute 'clone'",
+    takes_the_max_of_rows: "got a ndarray",
     grows: "more than max_edges = 150 edges and terms",
     sums_grow: "more than max_edges = 150 edges and terms",
 }

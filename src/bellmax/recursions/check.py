@@ -38,6 +38,8 @@ class ProgramReport:
     """The number of derivations: of the distribution, and by enumeration; None if there are too many to enumerate."""
     num_nodes: int
     num_edges: int
+    num_unused: dict[str, int]
+    """The number of entries of each score that no derivation uses."""
 
     @property
     def ok(self) -> bool:
@@ -55,6 +57,7 @@ class ProgramReport:
                 f"value under negentropy: {self.soft[0]:.10g}, function with logsumexp: {self.soft[1]:.10g}",
                 f"largest difference of their gradients: {self.gradient_error:.2g}",
                 f"derivations: {count:.10g}, {shown}",
+                *(f"{n} entries of {name} are in no derivation" for name, n in self.num_unused.items() if n),
             )
         )
 
@@ -92,6 +95,9 @@ def check_program(program: Recursion, *scores: Tensor, **static: Any) -> Program
     """
     if not isinstance(program, Recursion):
         raise ValueError(f"program must be made by bx.program, got {type(program).__name__}")
+    for name in ("omega", "gamma"):
+        if name in static:
+            raise ValueError(f"{name} must be left out: the check uses the optimum, and negentropy with gamma=1")
     named = zip(program.inputs, scores, strict=False)
     tensors = [check_tensor(name, score).detach().double().requires_grad_() for name, score in named]
     p = program(*tensors, **static)
@@ -108,6 +114,7 @@ def check_program(program: Recursion, *scores: Tensor, **static: Any) -> Program
         num_paths=(p.num_paths.item(), None if listed is None else len(listed)),
         num_nodes=p.hypergraph.num_nodes,
         num_edges=p.hypergraph.num_edges,
+        num_unused=p._traced.num_unused(),
     )
 
 

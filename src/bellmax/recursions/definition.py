@@ -235,7 +235,7 @@ class Recursion:
         with interpreted(trace):
             try:
                 result = self.function(*proxies, **static)
-            except (IndexError, TypeError) as error:
+            except (IndexError, TypeError, AttributeError) as error:
                 raise _explained(error, inputs) from error
         return Traced(self.__name__, trace, trace.code_of_result(result, code), inputs, code)
 
@@ -278,11 +278,14 @@ def _unhashable(static: Mapping[str, Any]) -> ValueError:
 
 def _explained(error: Exception, inputs: Mapping[str, tuple[int, ...]]) -> Exception:
     """Return an error with the line of the program, if Python or NumPy refused a score or an index of a score."""
-    if isinstance(error, IndexError) and re.search(r"out of bounds for axis|too many indices for array", str(error)):
+    message = str(error)
+    if isinstance(error, IndexError) and re.search(r"out of bounds for axis|too many indices for array", message):
         shapes = ", ".join(f"{name} {shape}" for name, shape in inputs.items())
         message = f"an index of a score is out of range, {error}, where the shapes are {shapes}"
-    elif isinstance(error, TypeError) and re.search(r"Symbol|\b(max|min)\(\)", str(error)):
-        message = f"a program can only add scores and pass them to bx.max or bx.min, but here {error}"
+    elif re.search(r"\b(max|min)\(\) got an unexpected keyword", message):
+        message = "bx.max and bx.min take no key or default: the max of no options is -inf"
+    elif not isinstance(error, IndexError) and re.search(r"Symbol|ndarray", message):
+        message = f"inside a program, scores are symbols in NumPy arrays and tables are lists, but here {error}"
     else:
         return error
     traceback = error.__traceback__

@@ -219,6 +219,29 @@ class ProgramPaths(PathDistribution):
             raise ValueError(f"derivation must be a list of edge numbers, got {type(derivation).__name__}")
         return [self.derivation_edges(n) if isinstance(n, list | tuple) else self._edge(n) for n in derivation]
 
+    def counts(self, derivation: Any) -> dict[str, Tensor]:
+        """Return how often derivations use each entry of all scores, times the coefficients of the entries.
+
+        Losses accept the result as a target.
+
+        Args:
+            derivation: Derivations in the decoded form.
+
+        Returns:
+            A mapping from the names of the scores to tensors (..., *own).
+
+        """
+        p, decoded = self._read_decoded("derivation", derivation)
+        p._form.check("derivation", decoded)
+        edges = p._form.edges(decoded).counts(self.hypergraph.num_edges).to(wide_dtype(self.device))
+        totals = self._traced.program._onto_entries(edges, *self._flat_inputs())
+        counts, first = {}, 0
+        for name, own in self._traced.inputs.items():
+            size = math.prod(own)
+            counts[name] = totals[..., first : first + size].reshape(*totals.shape[:-1], *own).to(self.dtype)
+            first += size
+        return counts
+
     def _edge(self, number: Any) -> ProgramEdge:
         if not isinstance(number, int) or not 0 <= number < self.hypergraph.num_edges:
             raise ValueError(f"derivation must hold edge numbers below {self.hypergraph.num_edges}, got {number!r}")

@@ -8,11 +8,12 @@ the sum of their codes.
 
 from __future__ import annotations
 
+import dis
 import linecache
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from numbers import Real
 from types import CodeType, FrameType
 from typing import Any, ClassVar
@@ -43,6 +44,21 @@ def at_line(message: str, code: CodeType, line: int) -> ValueError:
     source = linecache.getline(code.co_filename, line).strip()
     where = f"line {line} of {code.co_filename}" if not source else f"line {line}: {source}"
     return ValueError(f"{message} ({where})")
+
+
+def return_line(code: CodeType) -> int:
+    """Return the line of the return statement of a function, or the first line of the function if it has several."""
+    lines = set(_lines_of_returns(code))
+    return lines.pop() if len(lines) == 1 else code.co_firstlineno
+
+
+def _lines_of_returns(code: CodeType) -> Iterator[int]:
+    line = code.co_firstlineno
+    starts = {start: number for start, _, number in code.co_lines() if number is not None}
+    for instruction in dis.get_instructions(code):
+        line = starts.get(instruction.offset, line)
+        if instruction.opname.startswith("RETURN_") and instruction.opname != "RETURN_GENERATOR":
+            yield line
 
 
 def error(message: str) -> ValueError:
@@ -124,7 +140,7 @@ class Symbol:
     __hash__ = object.__hash__
     __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse(_BRANCH)
     __float__ = __int__ = __complex__ = __round__ = __abs__ = __trunc__ = __floor__ = __ceil__ = _refuse(
-        "a smoothed value has no number while a program is traced"
+        "a smoothed value has no number while a program is traced: use a list or a dictionary for a table"
     )
     __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __matmul__ = _refuse(
         _NONLINEAR
@@ -154,6 +170,8 @@ class Trace:
         """The nodes of tails from 2³⁰ on, one bundle after the other."""
         self.bundle_ends = [0]
         self.form_of_number: dict[float, int] = {0.0: 0}
+        self.positions: dict[int, list[int]] = {}
+        """For nodes with options that were left out, the positions of the remaining options in the call."""
         self.instructions: list[int] = []
         self.runs: list[tuple[int, CodeType]] = []
         """The code object that made the nodes from a number on."""
@@ -169,14 +187,17 @@ class Trace:
         """Make a node with an edge for each option, and return its value. Called by max and min."""
         symbol = self.Symbol
         codes = [option.code for option in options if type(option) is symbol]
+        positions = None
         if len(codes) != len(options):
-            codes = self._read(sense, options)
+            codes, positions = self._read(sense, options)
         if sense != self.sense:
             self._set_sense(sense)
         if len(codes) < 2:
             return symbol(codes[0]) if codes else -sense * math.inf
         self.codes += codes
         self.ends.append(len(self.codes))
+        if positions is not None and len(positions) < len(options):
+            self.positions[len(self.ends) - 1] = positions
         frame = sys._getframe(2)
         if frame.f_code is not self._code:
             self._code = frame.f_code
@@ -185,20 +206,22 @@ class Trace:
         self._check_size()
         return symbol((len(self.ends) - 1) << _FORM_BITS)
 
-    def _read(self, sense: int, options: Sequence[Any]) -> list[int]:
-        """Return the codes of options, some of which are numbers, without those that are infinitely bad."""
-        codes = []
-        for option in options:
+    def _read(self, sense: int, options: Sequence[Any]) -> tuple[list[int], list[int]]:
+        """Return the codes and the positions of options, some of which are numbers, without infinitely bad options."""
+        codes, positions = [], []
+        for position, option in enumerate(options):
             if type(option) is self.Symbol:
                 codes.append(option.code)
+                positions.append(position)
                 continue
             number = self._number(option, "an option of bx.max or bx.min")
             if math.isfinite(number):
                 codes.append(self._number_form(number))
+                positions.append(position)
             elif number == sense * math.inf:
                 needed = "bx.max must be less than +inf" if sense > 0 else "bx.min must be greater than -inf"
                 raise error(f"an option of {needed}, got {number:+}")
-        return codes
+        return codes, positions
 
     def _set_sense(self, sense: int) -> None:
         if self.sense is not None:
@@ -217,13 +240,16 @@ class Trace:
         if type(result) is self.Symbol:
             return int(result.code)
         if isinstance(result, Symbol):
-            raise at_line(_FOREIGN, code, code.co_firstlineno)
-        sense = self.sense or 1
-        if isinstance(result, Real) and sense * float(result) < math.inf:
+            raise at_line(_FOREIGN, code, return_line(code))
+        if isinstance(result, Real) and not math.isnan(float(result)):
             number = float(result)
-            return self._number_form(number) if math.isfinite(number) else None
+            if math.isfinite(number):
+                return self._number_form(number)
+            self.sense = self.sense or (-1 if number > 0 else 1)
+            if number == -self.sense * math.inf:
+                return None
         got = f"{float(result)}" if isinstance(result, Real) else f"a {type(result).__name__}"
-        raise at_line(f"a program must return one smoothed value or number, got {got}", code, code.co_firstlineno)
+        raise at_line(f"a program must return one smoothed value or number, got {got}", code, return_line(code))
 
     # --- sums
 
@@ -322,7 +348,10 @@ class Trace:
         if isinstance(value, Symbol):
             raise error(_FOREIGN)
         if isinstance(value, Tensor):
-            raise error(f"{what} must not be a tensor: pass it to the program as a positional argument")
+            raise error(
+                f"{what} must not be a tensor: pass scores as positional arguments, and use a list or a dictionary for "
+                "a table"
+            )
         raise error(f"{what} must be a number or a smoothed value, got a {type(value).__name__}")
 
     # --- for messages

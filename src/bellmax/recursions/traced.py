@@ -16,7 +16,7 @@ from torch import Tensor
 import bellmax.backends.native.sorting as sorting
 from bellmax.modes import outside_modes
 from bellmax.programs import LinearGraphProgram
-from bellmax.recursions.symbols import _FORM, _FORM_BITS, _SEVERAL, Form, Trace
+from bellmax.recursions.symbols import _FORM, _FORM_BITS, _SEVERAL, Form, Trace, return_line
 from bellmax.structures.hypergraph import Hypergraph, Rows
 
 if TYPE_CHECKING:
@@ -30,15 +30,20 @@ class ProgramEdge(NamedTuple):
     """An edge of a traced program: one option of a call of ``bellmax.max`` or ``bellmax.min``."""
 
     line: int
-    """The line of the call in its file. For the sum that the program returns, the first line of the function."""
+    """The line of the call in its file. For a sum that the program returns, the line of the return statement, or the
+    first line of the function if it has several return statements."""
     source: str
     """The text of the line, empty if it is not available."""
     option: int
-    """The position of the option in the call, without options that are always infinite. 0 for the returned sum."""
+    """The position of the option in the call. 0 for the returned sum."""
     scores: tuple[tuple[str, tuple[int, ...], float], ...]
     """The score entries in the weight of the edge: (name, index, coefficient)."""
     constant: float
     """The constant in the weight of the edge."""
+    node: int
+    """The number of the node to which the edge leads, in the order of ``p.node_values``."""
+    tails: tuple[int, ...]
+    """The numbers of the nodes in the option, which the derivation derives next."""
 
     @property
     def weight(self) -> str:
@@ -92,6 +97,8 @@ class Traced:
         names = [*inputs, *([ONE] if self.has_constants else [])]
         self.program = LinearGraphProgram(names, self.has_extra_root, self.hypergraph._longest_path)
         self._set_lines(trace, nodes, code)
+        number = dict(zip(nodes.tolist(), range(len(nodes)), strict=True)) if trace.positions else {}
+        self._positions = {number[node - 1]: p for node, p in trace.positions.items() if node - 1 in number}
         self._ones: dict[tuple[torch.dtype, torch.device], Tensor] = {}
         self._random: dict[tuple[torch.dtype, torch.device], Tensor] = {}
 
@@ -161,6 +168,14 @@ class Traced:
                 self._random[key] = torch.from_numpy(1 + np.random.default_rng(0).random(size)).to(device, dtype)
         return self._random[key]
 
+    def num_unused(self) -> dict[str, int]:
+        """Return the number of entries of each input that no edge uses."""
+        sizes = [math.prod(shape) for shape in self.inputs.values()]
+        is_used = np.zeros(sum(sizes) + 1, dtype=bool)
+        is_used[self._entry] = True
+        parts = np.split(is_used[:-1], np.cumsum(sizes)[:-1])
+        return {name: int((~part).sum()) for name, part in zip(self.inputs, parts, strict=True)}
+
     # --- the lines of the program
 
     def _set_lines(self, trace: Trace, nodes: NDArray[np.int64], function: CodeType) -> None:
@@ -174,7 +189,7 @@ class Traced:
         self._files = [code.co_filename for code in number]
         self._file = np.zeros(len(nodes), dtype=np.int32)
         self._file[: len(made)] = code_of_run[run]
-        self._line = np.full(len(nodes), function.co_firstlineno, dtype=np.int32)
+        self._line = np.full(len(nodes), return_line(function), dtype=np.int32)
         for code, n in number.items():
             is_here = self._file[: len(made)] == n
             table = [(start, line or code.co_firstlineno) for start, _, line in code.co_lines()]
@@ -189,7 +204,7 @@ class Traced:
         return np.searchsorted(heads, np.arange(self.hypergraph.num_nodes))
 
     def line(self, node: int) -> int:
-        """Return the line that made a node. For an extra root, the first line of the function."""
+        """Return the line that made a node. For an extra root, the line of the return statement."""
         return int(self._line[node])
 
     def edge(self, number: int) -> ProgramEdge:
@@ -203,7 +218,12 @@ class Traced:
         named = zip(map(self._name, self._entry[terms].tolist()), self._coefficient[terms].tolist(), strict=True)
         scores = [(name, index, coefficient) for (name, index), coefficient in named]
         constant = scores.pop()[2] if scores and scores[-1][0] == ONE else 0.0
-        return ProgramEdge(line, source, number - int(self._first_edge[node]), tuple(scores), constant)
+        option = number - int(self._first_edge[node])
+        if node in self._positions:
+            option = self._positions[node][option]
+        graph = self.hypergraph
+        tails = graph.tails[graph.tail_offset[number] : graph.tail_offset[number + 1]].tolist()
+        return ProgramEdge(line, source, option, tuple(scores), constant, node, tuple(tails))
 
     def _name(self, entry: int) -> tuple[str, tuple[int, ...]]:
         """Return the name and the index of a score entry."""
