@@ -1,6 +1,8 @@
-"""Draw the figures of four pages in docs/guide: alignment.md, monotonic.md, transducer.md and semi-markov.md."""
+"""Draw figures of pages in docs/guide: alignment.md, monotonic.md, transducer.md, semi-markov.md and program.md."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from matplotlib.axes import Axes
@@ -100,5 +102,22 @@ def segments() -> Figure:
     return drawn
 
 
+@bx.program("item")
+def pack(value: Any, *, sizes: tuple[int, ...], room: int) -> Any:
+    """Choose the most valuable set of items that fits into the room."""
+    best = [0.0] * (room + 1)
+    for i, size in enumerate(sizes):
+        best = [bx.max(best[r], best[r - size] + value[i]) if r >= size else best[r] for r in range(room + 1)]
+    return best[room]
+
+
+def knapsack() -> Figure:
+    """Draw the nodes and edges of a small knapsack problem."""
+    p = pack(torch.tensor([2.0, 3.0, 1.0, 4.0]), sizes=(3, 4, 2, 5), room=9, omega="sparsemax", gamma=2.0)
+    drawn = Figure(figsize=(10, 6), layout="constrained")
+    bx.plots.program(p, ax=drawn.subplots())
+    return drawn
+
+
 if __name__ == "__main__":
-    save(__doc__, {draw.__name__: draw for draw in (gaps, monotone, transducer, segments)})
+    save(__doc__, {draw.__name__: draw for draw in (gaps, monotone, transducer, segments, knapsack)})

@@ -132,11 +132,14 @@ def _draw_option(
     nth: int,
     label: str,
 ) -> None:
-    """Draw an edge into a node from its tails. Without tails, it begins left of the node."""
-    stop = positions[head]
+    """Draw an edge into a node from its tails. Without tails, it begins at its label, left of the node."""
+    stop, text = positions[head], f"{label}: {_shown(probability)}"
+    if not tails:
+        start = stop + np.array((-0.8, 0.8 - 0.45 * nth))
+        _draw_arrow(ax, start, stop, probability)
+        _draw_label(ax, start, text, probability, ha="right")
+        return
     points = [positions[tail] for tail in tails]
-    if not points:
-        points = [stop + np.array((-1.9, 0.45 - 0.6 * nth))]
     middle = points[0]
     if len(points) > 1:
         middle = 0.4 * np.mean(points, axis=0) + 0.6 * stop
@@ -146,7 +149,7 @@ def _draw_option(
         ax.plot(*middle, "o", color=style["color"], ms=4)
     skips_levels = len(tails) == 1 and stop[0] - middle[0] > 4 and abs(stop[1] - middle[1]) < 1
     bend = 0.3 * nth + 0.2 * skips_levels if len(tails) == 1 else 0.0
-    _draw_edge(ax, middle, stop, probability, bend, f"{label}: {_shown(probability)}")
+    _draw_edge(ax, middle, stop, probability, bend, text)
 
 
 def _node_positions(levels: Tensor) -> NDArray[np.float64]:
@@ -174,6 +177,16 @@ def _draw_edge(
     ax: Axes, start: NDArray[np.float64], stop: NDArray[np.float64], probability: float, bend: float, text: str
 ) -> None:
     """Draw a curved arrow from ``start`` to ``stop``, (x, y), with a text next to it."""
+    _draw_arrow(ax, start, stop, probability, bend)
+    dx, dy = stop - start
+    control = (start + stop) / 2 + bend * np.array((dy, -dx))
+    # Near the parent, so that labels of crossing edges are apart.
+    _draw_label(ax, 0.38 * start + 0.48 * control + 0.14 * stop, text, probability)
+
+
+def _draw_arrow(
+    ax: Axes, start: NDArray[np.float64], stop: NDArray[np.float64], probability: float, bend: float = 0.0
+) -> None:
     from matplotlib.patches import FancyArrowPatch
 
     ax.add_patch(
@@ -182,10 +195,11 @@ def _draw_edge(
             mutation_scale=12, shrinkA=14, shrinkB=14, **_edge_style(probability),
         )
     )  # fmt: skip
-    dx, dy = stop - start
-    control = (start + stop) / 2 + bend * np.array((dy, -dx))
-    x, y = 0.38 * start + 0.48 * control + 0.14 * stop  # near the parent, so that labels of crossing edges are apart
-    ax.text(x, y, text, color="black" if probability else "0.5", fontsize=8, ha="center", va="center",
+
+
+def _draw_label(ax: Axes, point: NDArray[np.float64], text: str, probability: float, ha: str = "center") -> None:
+    x, y = point
+    ax.text(x, y, text, color="black" if probability else "0.5", fontsize=8, ha=ha, va="center",
             bbox={"boxstyle": "round,pad=0.1", "fc": "white", "ec": "none"})  # fmt: skip
 
 
