@@ -68,7 +68,7 @@ class ProgramReport:
         )
 
     def _notes(self) -> Iterator[str]:
-        """What is allowed in a program, but is often a mistake."""
+        """Lines about properties that are allowed, but are often mistakes."""
         for name, n in self.num_unused.items():
             if n:
                 yield f"{f'{n} entries' if n > 1 else '1 entry'} of {name} {'are' if n > 1 else 'is'} in no derivation"
