@@ -60,6 +60,45 @@ def test_entries_that_no_derivation_uses_are_listed():
     assert report.ok
     assert report.num_unused == {"a": 2, "b": 0}
     assert str(report).endswith("2 entries of a are in no derivation")
+    one = bx.check_program(bx.program("i")(lambda a: bx.max(a[0], a[2])), torch.rand(3))
+    assert str(one).endswith("1 entry of a is in no derivation")
+
+
+@bx.program("edge")
+def walk(weight, *, copies):
+    """Find the shortest walk 0 → 1 → 2 or 0 → 2. A copy of the last round reaches the same walk again."""
+    arcs, dist = ((0, 1), (1, 2), (0, 2)), [0.0, torch.inf, torch.inf]
+    for _ in range(2 + copies):
+        new = [dist[0] if copies else torch.inf, *(dist[1:] if copies else [torch.inf] * 2)]
+        for edge, (tail, head) in enumerate(arcs):
+            new[head] = bx.min(new[head], dist[tail] + weight[edge])
+        dist = new
+    return dist[2]
+
+
+def test_derivations_with_equal_counts_are_noted():
+    report = bx.check_program(walk, torch.rand(3), copies=True)
+    assert report.ok
+    assert report.num_paths == (6.0, 6)
+    assert report.num_counts == 2
+    assert "different counts: 2, fewer than derivations" in str(report)
+    weight = torch.ones(3)  # equal totals are not equal counts
+    assert bx.check_program(cheapest, torch.ones(3, 3)).num_counts == 6
+    assert "different counts" not in str(bx.check_program(walk, weight, copies=False))
+    assert bx.check_program(cheapest, torch.rand(10, 12)).num_counts is None
+    assert bx.check_program(bx.program("i")(lambda v: bx.max([])), weight).num_counts == 0
+
+
+@pytest.mark.parametrize(("sense", "infinity"), [(1, "-inf"), (-1, "inf")])
+def test_large_constants_are_noted(sense, infinity):
+    best, worst = (bx.max, -1e9) if sense > 0 else (bx.min, 10**9)
+    report = bx.check_program(bx.program("i")(lambda value: best(worst, *value)), torch.rand(3))
+    assert report.ok
+    assert report.large_constant == worst
+    assert str(report).endswith(f"use float('{infinity}')")
+    scores = torch.tensor([1e6, -sense * torch.inf])
+    assert bx.check_program(bx.program("i")(lambda value: best(worst, *value)), scores).large_constant is None
+    assert bx.check_program(bx.program("i")(lambda value: best(5, *value)), torch.rand(3)).large_constant is None
 
 
 def test_wrong_arguments():

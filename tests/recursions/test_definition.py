@@ -56,6 +56,7 @@ def solve(values, **options):
         (lambda: bx.program("i")(lambda *v: v), r"got \*args"),
         (lambda: bx.program("i, j")(lambda value: value), "got 2 parts and the positional arguments value"),
         (lambda: bx.program("i")(lambda value, omega: value), "must not have an argument 'omega'"),
+        (lambda: bx.program("i")(lambda self, value: value), "must not be a method: move <lambda> out of its class"),
     ],
 )
 def test_wrong_decorations(make, message):
@@ -79,7 +80,13 @@ def test_repr_and_names():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: knapsack(VALUES, VALUES, sizes=SIZES, room=ROOM), r"takes 1 score tensor \(value\), got 2"),
+        (
+            lambda: knapsack(VALUES, VALUES, sizes=SIZES, room=ROOM),
+            r"takes 1 score tensor \(value\), got 2 .* by keyword",
+        ),
+        (lambda: knapsack(value=VALUES, sizes=SIZES, room=ROOM), "got 0 positional arguments: pass scores by position"),
+        (lambda: knapsack(VALUES, sizes=tuple(torch.arange(4)), room=3), "got a Tensor in a tuple: pass a tuple of"),
+        (lambda: knapsack(VALUES, sizes=((1,), [2]), room=3), "sizes must be hashable, got a list in a tuple"),
         (lambda: solve(3.0), "value must be a tensor, got float"),
         (lambda: solve(torch.tensor(3.0)), r"value must have shape \(..., item\), got \(\)"),
         (lambda: solve(torch.arange(4)), "value must be floating point, got dtype torch.int64"),

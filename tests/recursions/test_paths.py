@@ -141,7 +141,7 @@ def test_several_scores_need_a_mapping_of_counts():
         (torch.tensor([0.5, 0.0, 0.0]), "must hold the counts of a derivation"),
         (torch.tensor([NAN, 0.0, 0.0]), "must hold finite counts, got nan at"),
         (torch.zeros(4), r"must have shape \(3,\), got \(4,\)"),
-        ([0, 1], "is not a derivation of unbounded"),
+        ([0, 1], "is not a derivation of unbounded: pass edge numbers, such as p.decode()"),
         ([10**6], "must be the number of an edge"),
         ("abc", "target must be a tensor"),
     ],

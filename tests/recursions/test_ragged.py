@@ -69,7 +69,7 @@ def test_losses_take_lists_of_targets(reduction):
     ("call", "message"),
     [
         (lambda p: take([], FEE), "value must hold at least one tensor, got an empty list"),
-        (lambda p: take([1.0], FEE), r"value\[0\] must be a tensor, got float"),
+        (lambda p: take([1.0], FEE), r"value\[0\] must be a tensor, got float: pass one tensor, or a list of"),
         (lambda p: take([torch.zeros(2, 3)], FEE), r"value\[0\] must have shape \(item\) without batch dimensions"),
         (lambda p: take([torch.zeros(2)], [FEE, FEE]), "fee must have as many tensors as value, 1, got 2"),
         (lambda p: take([torch.zeros(2)], FEE, gamma=torch.ones(1)), "gamma must be a number for problems"),

@@ -180,6 +180,31 @@ def takes_the_max_of_rows(value: Any) -> Any:
     return bx.max(value[:2], value[2:])  # here
 
 
+def indexes_twice(value: Any) -> Any:
+    return value[0][1]  # here
+
+
+def unpacks_a_score(value: Any) -> Any:
+    first, second = value[0]  # here
+    return bx.max(first, second)
+
+
+def takes_the_length_of_a_score(value: Any) -> Any:
+    return len(value[0])  # here
+
+
+def indexes_an_array_with_a_score(value: Any) -> Any:
+    return value[None][0, value[1]]  # here
+
+
+def asks_for_a_size(value: Any) -> Any:
+    return bx.max(value[n] for n in range(value.size(0)))  # here
+
+
+def joins_lists(value: Any) -> Any:
+    return bx.max(list(value), 0.0)  # here
+
+
 def grows(value: Any) -> Any:
     total = 0.0
     for _ in range(100):
@@ -201,7 +226,7 @@ WRONG: dict[Callable[..., Any], str] = {
     compares: "cannot compare or branch",
     takes_numpy_max: "cannot compare or branch",
     mixes: "must use either bx.max or bx.min, not both",
-    multiplies_a_node: "can only add to the result of bx.max",
+    multiplies_a_node: "can only add to the result of bx.max, .*: multiply the options instead",
     negates_a_node: "can only add to the result of bx.max",
     subtracts_a_node: "can only add to the result of bx.max",
     multiplies_scores: "got a product of two smoothed values",
@@ -213,7 +238,13 @@ WRONG: dict[Callable[..., Any], str] = {
     indexes_with_a_score: "cannot be an index or a size: pass integers as keyword arguments",
     counts_to_a_score: "cannot be an index or a size",
     takes_an_exponential: "has no number while a program is traced",
-    iterates_over_a_score: "tables are lists, but here 'Symbol' object is not iterable",
+    iterates_over_a_score: r"a single score has no index, length or elements, where .* value \(4,\)",
+    indexes_twice: "a single score has no index, length or elements",
+    unpacks_a_score: "a single score has no index, length or elements",
+    takes_the_length_of_a_score: "a single score has no index, length or elements",
+    indexes_an_array_with_a_score: "an index must be an integer or a slice, and not a score",
+    asks_for_a_size: r"use shape\[0\] instead of size\(0\)",
+    joins_lists: r"got a list: unpack it with \*, or write one call for each entry",
     stacks: "expected Tensor as element 0",
     uses_a_tensor: "must not be a tensor: pass scores as positional arguments",
     adds_a_tensor: "a term of a sum must not be a tensor",

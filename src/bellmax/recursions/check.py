@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _TOLERANCE = 1e-8
+_ROUNDING = 1e-11
 _MAX_LISTED = 10_000
+_MANY_TIMES = 10_000
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,10 @@ class ProgramReport:
     num_edges: int
     num_unused: dict[str, int]
     """The number of entries of each score that no derivation uses."""
+    num_counts: int | None
+    """The number of derivations with different counts of score entries or constants; None if too many to enumerate."""
+    large_constant: float | None
+    """The largest constant of the program, if it is finite and much larger than the scores."""
 
     @property
     def ok(self) -> bool:
@@ -57,9 +63,20 @@ class ProgramReport:
                 f"value under negentropy: {self.soft[0]:.10g}, function with logsumexp: {self.soft[1]:.10g}",
                 f"largest difference of their gradients: {self.gradient_error:.2g}",
                 f"derivations: {count:.10g}, {shown}",
-                *(f"{n} entries of {name} are in no derivation" for name, n in self.num_unused.items() if n),
+                *self._notes(),
             )
         )
+
+    def _notes(self) -> Iterator[str]:
+        """Lines about properties that are allowed, but are often mistakes."""
+        for name, n in self.num_unused.items():
+            if n:
+                yield f"{f'{n} entries' if n > 1 else '1 entry'} of {name} {'are' if n > 1 else 'is'} in no derivation"
+        if self.num_counts is not None and self.num_counts < self.num_paths[0]:
+            yield f"different counts: {self.num_counts}, fewer than derivations: is a solution reached in several ways?"
+        if self.large_constant is not None:
+            infinity = "-inf" if self.large_constant < 0 else "inf"
+            yield f"large constant: {self.large_constant:g}, to forbid an option, use float('{infinity}')"
 
 
 def check_program(program: Recursion, *scores: Tensor, **static: Any) -> ProgramReport:
@@ -68,7 +85,8 @@ def check_program(program: Recursion, *scores: Tensor, **static: Any) -> Program
     The function is run in three other ways: on numbers, on tensors with logsumexp in place of max, and as an
     enumeration of all derivations. The report compares the optimum, the value and its gradient under negentropy, and
     the number of derivations. Results can differ if the function depends on anything but its arguments, such as a
-    global variable or random numbers.
+    global variable or random numbers. The report also notes unused score entries, derivations with equal counts, and
+    very large constants.
 
     Args:
         program: The program, as :func:`bellmax.program` returns it.
@@ -115,7 +133,27 @@ def check_program(program: Recursion, *scores: Tensor, **static: Any) -> Program
         num_nodes=p.hypergraph.num_nodes,
         num_edges=p.hypergraph.num_edges,
         num_unused=p._traced.num_unused(),
+        num_counts=None if listed is None else _num_counts(program, p, tensors, static),
+        large_constant=_large_constant(p, tensors),
     )
+
+
+def _num_counts(program: Recursion, p: ProgramPaths, scores: Sequence[Tensor], static: Mapping[str, Any]) -> int | None:
+    """Return the number of different totals of the derivations, if finite scores are replaced by random numbers."""
+    sizes = [score.numel() for score in scores]
+    draws = p._traced.random(torch.float64, torch.device("cpu")).split(sizes)
+    pairs = [(score.detach().cpu(), draw) for score, draw in zip(scores, draws, strict=True)]
+    totals = list_derivations(program, [draw.view_as(s).where(s.isfinite(), s) for s, draw in pairs], static)
+    if totals is None:
+        return None
+    return min(len(totals), 1 + int((np.diff(np.sort(totals)) > _ROUNDING).sum()))
+
+
+def _large_constant(p: ProgramPaths, scores: Sequence[Tensor]) -> float | None:
+    """Return the largest constant in the weight of an edge, if it is much larger than all finite scores."""
+    largest = max(p._traced.constants(), key=abs, default=0.0)
+    bound = max((float(s.detach()[s.isfinite()].abs().max()) for s in scores if s.isfinite().any()), default=0.0)
+    return largest if abs(largest) > _MANY_TIMES * max(1.0, bound) else None
 
 
 def _are_close(a: float, b: float) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import linecache
 import math
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -127,7 +128,8 @@ class Recursion:
             name = self.__name__
             raise ValueError(f"a program cannot call another program: call {name}.function, which is a plain function")
         if len(scores) != len(self.inputs):
-            raise ValueError(f"{self._signature()}, got {len(scores)} positional arguments")
+            advice = "pass scores by position" if len(scores) < len(self.inputs) else "pass the others by keyword"
+            raise ValueError(f"{self._signature()}, got {len(scores)} positional arguments: {advice}")
         if any(isinstance(score, list | tuple) for score in scores):
             solve = partial(self, omega=omega, gamma=gamma, **static)
             return RaggedPaths(self.__name__, solve, dict(zip(self.inputs, scores, strict=True)), self.axes)
@@ -222,7 +224,7 @@ class Recursion:
     def _trace(self, own: tuple[tuple[int, ...], ...], static: Mapping[str, Any]) -> Traced:
         """Run the function on symbols."""
         for name, value in static.items():
-            if isinstance(value, Tensor | np.ndarray):
+            if _unhashable_part(value) is not None:
                 raise _unhashable({name: value})
         trace = Trace(sum(math.prod(shape) for shape in own), self.max_edges)
         proxies, first = [], 0
@@ -260,39 +262,58 @@ def object_array(shape: tuple[int, ...], elements: list[Any]) -> Any:
 def _unhashable(static: Mapping[str, Any]) -> ValueError:
     """Return the error for a keyword argument that cannot be part of the key of a trace."""
     for name, value in static.items():
-        try:
-            hash(value)
-            is_bad = isinstance(value, Tensor)
-        except TypeError:
-            is_bad = True
-        if is_bad:
-            kind = type(value).__name__
+        part = _unhashable_part(value)
+        if part is not None:
+            kind = type(part).__name__
             advice = {
                 "list": "pass a tuple",
                 "Tensor": "pass it as a positional argument, or as a tuple of numbers",
                 "ndarray": "pass a tuple of numbers, such as tuple(x.tolist())",
             }.get(kind, "pass numbers, strings and tuples")
+            if part is not value:
+                kind += " in a tuple"
+                advice = "pass a tuple of tuples or numbers"
             return ValueError(f"the keyword argument {name} must be hashable, got a {kind}: {advice}")
     return ValueError("keyword arguments must be hashable")
 
 
+def _unhashable_part(value: Any) -> Any:
+    """Return the part of a keyword argument that cannot be in the key of a trace, None if there is none.
+
+    A tensor has a hash, but two tensors of equal numbers have different ones.
+    """
+    if isinstance(value, tuple):
+        return next((part for part in map(_unhashable_part, value) if part is not None), None)
+    try:
+        hash(value)
+    except TypeError:
+        return value
+    return value if isinstance(value, Tensor) else None
+
+
 def _explained(error: Exception, inputs: Mapping[str, tuple[int, ...]]) -> Exception:
     """Return an error with the line of the program, if Python or NumPy refused a score or an index of a score."""
-    message = str(error)
-    if isinstance(error, IndexError) and re.search(r"out of bounds for axis|too many indices for array", message):
-        shapes = ", ".join(f"{name} {shape}" for name, shape in inputs.items())
-        message = f"an index of a score is out of range, {error}, where the shapes are {shapes}"
-    elif re.search(r"\b(max|min)\(\) got an unexpected keyword", message):
-        message = "bx.max and bx.min take no key or default: the max of no options is -inf"
-    elif not isinstance(error, IndexError) and re.search(r"Symbol|ndarray", message):
-        message = f"inside a program, scores are symbols in NumPy arrays and tables are lists, but here {error}"
-    else:
-        return error
     traceback = error.__traceback__
     while traceback is not None and traceback.tb_next is not None:
         traceback = traceback.tb_next
     assert traceback is not None
-    return at_line(message, traceback.tb_frame.f_code, traceback.tb_lineno)
+    code, line = traceback.tb_frame.f_code, traceback.tb_lineno
+    message, shapes = str(error), ", ".join(f"{name} {shape}" for name, shape in inputs.items())
+    if isinstance(error, IndexError) and re.search(r"out of bounds for axis|too many indices for array", message):
+        message = f"an index of a score is out of range, {error}, where the shapes are {shapes}"
+    elif isinstance(error, IndexError) and message.startswith("only integers, slices"):
+        message = "an index must be an integer or a slice, and not a score: pass integers as keyword arguments"
+    elif re.search(r"\b(max|min)\(\) got an unexpected keyword", message):
+        message = "bx.max and bx.min take no key or default: the max of no options is -inf"
+    elif re.search(r"'Symbol' object is not (subscriptable|iterable)|'Symbol' has no len|non-iterable Symbol", message):
+        message = f"a single score has no index, length or elements, where the shapes of the scores are {shapes}"
+    elif not isinstance(error, IndexError) and re.search(r"Symbol|ndarray", message):
+        message = f"inside a program, scores are symbols in NumPy arrays and tables are lists, but here {error}"
+    elif message == "'int' object is not callable" and ".size(" in linecache.getline(code.co_filename, line):
+        message = "inside a program, scores are NumPy arrays: use shape[0] instead of size(0)"
+    else:
+        return error
+    return at_line(message, code, line)
 
 
 # --- reading the function
@@ -307,6 +328,8 @@ def _input_names(function: Callable[..., Any], axes: Sequence[tuple[str, ...]]) 
     name = function.__name__
     if any(p.kind is p.VAR_POSITIONAL for p in parameters.values()):
         raise ValueError(f"{name} must have named positional arguments, got *args")
+    if positional[:1] == ["self"]:
+        raise ValueError(f"a program must not be a method: move {name} out of its class")
     if len(axes) > len(positional):
         raise ValueError(
             f"axes must have one part for each score of {name}, got {len(axes)} parts and the positional arguments "

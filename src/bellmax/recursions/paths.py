@@ -38,7 +38,9 @@ class ProgramForm(DerivationForm):
     def fault(self, decoded: Tensor) -> Fault:
         fault = super().fault(decoded)
         name = cast("ProgramPaths", self.p)._traced.name
-        return fault if fault.position else Fault((), f"is not a derivation of {name}")
+        if fault.position:
+            return fault
+        return Fault((), f"is not a derivation of {name}: pass edge numbers, such as p.decode()")
 
 
 class CountTargets(PathTargets):

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bellmax.inputs import check_tensor
 from bellmax.recursions.paths import ProgramPaths
 
 
@@ -174,7 +173,10 @@ def _columns(scores: Mapping[str, Any], axes: Sequence[tuple[str, ...]]) -> dict
             raise ValueError(f"{name} must have as many tensors as {next(iter(lists))}, {count}, got {len(listed)}")
         for k, tensor in enumerate(listed):
             label = f"{name}[{k}]" if name in lists else name
-            if check_tensor(label, tensor).ndim != len(own):
+            if not isinstance(tensor, Tensor):
+                advice = "pass one tensor, or a list of tensors for problems of different sizes"
+                raise ValueError(f"{label} must be a tensor, got {type(tensor).__name__}: {advice}")
+            if tensor.ndim != len(own):
                 needed = f"({', '.join(own)}) without batch dimensions"
                 raise ValueError(f"{label} must have shape {needed}, got {tuple(tensor.shape)}")
         columns[name] = list(listed)

@@ -80,6 +80,7 @@ _BRANCH = (
     "a program cannot compare or branch on a smoothed value: use bx.max or bx.min instead of if, max, min or sorted"
 )
 _FOREIGN = "a program cannot use a smoothed value of another call: create caches inside the program"
+_OPTION = "an option of bx.max or bx.min"
 _NONLINEAR = "a program can only add and subtract scores and multiply them by numbers"
 
 
@@ -214,7 +215,7 @@ class Trace:
                 codes.append(option.code)
                 positions.append(position)
                 continue
-            number = self._number(option, "an option of bx.max or bx.min")
+            number = self._number(option, _OPTION)
             if math.isfinite(number):
                 codes.append(self._number_form(number))
                 positions.append(position)
@@ -298,7 +299,8 @@ class Trace:
         if symbol.code > _FORM:
             name = "min" if (self.sense or 1) < 0 else "max"
             raise error(
-                f"a program can only add to the result of bx.{name}, and cannot multiply, negate or subtract it"
+                f"a program can only add to the result of bx.{name}, and cannot multiply, negate or subtract it: "
+                "multiply the options instead"
             )
         if math.isinf(value):
             raise error(f"a factor of a score must be finite, got {value}")
@@ -352,7 +354,9 @@ class Trace:
                 f"{what} must not be a tensor: pass scores as positional arguments, and use a list or a dictionary for "
                 "a table"
             )
-        raise error(f"{what} must be a number or a smoothed value, got a {type(value).__name__}")
+        is_option = what == _OPTION and isinstance(value, list | tuple | np.ndarray)
+        advice = ": unpack it with *, or write one call for each entry" if is_option else ""
+        raise error(f"{what} must be a number or a smoothed value, got a {type(value).__name__}{advice}")
 
     # --- for messages
 

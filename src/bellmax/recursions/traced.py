@@ -176,6 +176,11 @@ class Traced:
         parts = np.split(is_used[:-1], np.cumsum(sizes)[:-1])
         return {name: int((~part).sum()) for name, part in zip(self.inputs, parts, strict=True)}
 
+    def constants(self) -> list[float]:
+        """Return the constants in the weights of the edges."""
+        size = sum(math.prod(shape) for shape in self.inputs.values())
+        return [float(c) for c in self._coefficient[self._entry == size]]
+
     # --- the lines of the program
 
     def _set_lines(self, trace: Trace, nodes: NDArray[np.int64], function: CodeType) -> None:
