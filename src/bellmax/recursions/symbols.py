@@ -298,9 +298,9 @@ class Trace:
         value = self._number(factor, "a factor of a score")
         if symbol.code > _FORM:
             name = "min" if (self.sense or 1) < 0 else "max"
+            advice = ": multiply the options instead" if value > 0 else ""
             raise error(
-                f"a program can only add to the result of bx.{name}, and cannot multiply, negate or subtract it: "
-                "multiply the options instead"
+                f"a program can only add to the result of bx.{name}, and cannot multiply, negate or subtract it{advice}"
             )
         if math.isinf(value):
             raise error(f"a factor of a score must be finite, got {value}")
