@@ -63,10 +63,8 @@ class SegmentationAttention(Smoothed):
     >>> weights[1, 0].detach()
     tensor([0.4788, 0.0000, 0.3709, 0.1504, 0.0000, 0.0000])
 
-    Two heads, in which each query uses the keys up to its own position:
-
     >>> attention = SegmentationAttention(4, 4, num_heads=2)
-    >>> context, weights = attention(keys, keys, is_causal=True)
+    >>> context, weights = attention(keys, keys, is_causal=True)  # each query uses the keys up to its own position
     >>> context.shape, weights.shape
     (torch.Size([8, 6, 4]), torch.Size([8, 2, 6, 6]))
     """
@@ -175,7 +173,8 @@ class SegmentationAttention(Smoothed):
         """
         if self.num_heads == 1:
             return features
-        return features.unflatten(-1, (self.num_heads, features.shape[-1] // self.num_heads)).movedim(-2, 0)
+        *shape, size = features.shape
+        return features.reshape(*shape, self.num_heads, size // self.num_heads).movedim(-2, 0)
 
     def _weights(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         """The weights, from scores of their shape."""
