@@ -218,7 +218,7 @@ def _keys_to_use(queries: Tensor, keys: Tensor, mask: Mask | None, is_causal: bo
     if mask is not None:
         is_used = as_mask("mask", mask, keys.device)
         for_all, for_each = keys.shape[:-1], (*queries.shape[:-1], keys.shape[-2])
-        if is_used.shape not in (for_all, for_each):
+        if is_used.shape != (for_all if is_used.ndim < keys.ndim else for_each):
             raise ValueError(f"mask must have shape {tuple(for_all)} or {for_each}, got {tuple(is_used.shape)}")
         if is_used.ndim < keys.ndim:
             is_used = is_used.unsqueeze(-2)
