@@ -479,6 +479,12 @@ def test_one_head_has_the_parameters_of_version_0_2(bilinear: bool) -> None:
     assert (context.shape, weights.shape) == ((4, 3), (4, 5))
 
 
+def test_repr_has_the_number_of_heads() -> None:
+    assert repr(SegmentationAttention(2, 4, num_heads=2, omega="l2", bilinear=False)).startswith(
+        "SegmentationAttention(\n  2, 4, num_heads=2, omega=SquaredL2(gamma=1.0), bilinear=False\n"
+    )
+
+
 def test_scores_of_heads_start_with_variance_1() -> None:
     torch.manual_seed(0)
     attention = SegmentationAttention(64, 64, num_heads=8)
