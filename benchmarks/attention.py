@@ -44,13 +44,13 @@ class SoftmaxAttention(nn.Module):
 
     def forward(self, queries: Tensor, keys: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         scores = queries @ self.weight @ keys.mT
-        weights = of_softmax(scores, mask)
+        weights = of_softmax(scores, None if mask is None else mask.unsqueeze(-2))
         return weights @ keys, weights
 
 
 def of_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
     if mask is not None:
-        scores = scores.masked_fill(~mask.unsqueeze(-2), -torch.inf)
+        scores = scores.masked_fill(~mask, -torch.inf)
     return scores.softmax(-1)
 
 
@@ -71,7 +71,7 @@ def step(shape: Sequence[int], masked: bool, repeats: int) -> list[Row]:
     """Time the step from scores (B, Q, K) to weights, and its gradients."""
     batch, queries, keys, _ = shape
     scores = torch.randn(batch, queries, keys, requires_grad=True)
-    mask = random_mask(batch, keys) if masked else None
+    mask = random_mask(batch, keys).unsqueeze(-2) if masked else None
     layers = {"softmax": (lambda: of_softmax(scores, mask), [scores])}
     for name, omega in OMEGAS.items():
         attention = SegmentationAttention(1, 1, omega=omega)

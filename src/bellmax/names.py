@@ -338,10 +338,12 @@ _HINTS = {
 }
 _HINTS_BESIDE = {
     "alpha": ("omega", "use omega=bellmax.Tsallis(alpha)"),
+    "attn_mask": ("is_causal", "use mask=, True at the keys to use"),
     "average": ("reduction", 'use reduction="mean"'),
     "gamma": ("length_scale", "use length_scale=, the square root of gamma"),
     "global_constraint": ("band", "use band=, the half-width of a Sakoe–Chiba band"),
     "hard": ("omega", 'use omega="hard"'),
+    "key_padding_mask": ("is_causal", "use mask=~key_padding_mask, True at the keys to use"),
     "keepdim": ("dim", "use .unsqueeze(dim) on the result"),
     "lengths": ("grid", "use grid=(rows, columns), which counts cells: often one more than the lengths of sequences"),
     "local": ("mode", 'use mode="local"'),

@@ -231,12 +231,15 @@ def layers(put: Put) -> dict[str, Tensor]:
     query, keys = put(scores(2, 4, 2)), leaf(scores(2, 5, 3), put)
     results = {"crf": crf(emissions, tags), "decoded": crf.decode(emissions)}
     results["attended"], results["weights"] = attention(query, keys)
+    heads = SegmentationAttention(2, 3, num_heads=3).to(emissions.device)
+    results["attended by heads"], results["weights of heads"] = heads(query, keys, is_causal=True)
     results["ctc"] = CTCLoss()(emissions, put(torch.tensor([[1], [2]])))
     x, y = leaf(scores(9, 6, 1), put), put(scores(3, 8, 1))
     results["dtw"] = bx.dtw(x, y[:1], divergence="debiased")
     results["pairs"] = bx.dtw_cdist(x.detach(), y)
     total = results["crf"] + results["weights"].square().sum() + results["ctc"].sum() + results["dtw"].sum()
-    gradients = torch.autograd.grad(total, (emissions, keys, x, *crf.parameters()))
+    total = total + results["attended by heads"].square().sum()
+    gradients = torch.autograd.grad(total, (emissions, keys, x, *crf.parameters(), *heads.parameters()))
     return results | {f"gradient {n}": g for n, g in enumerate(gradients)}
 
 

@@ -64,7 +64,9 @@ def layers(make: Made) -> list[Tensor]:
     emissions = make(2, 4, 3)
     crf = CRF(3).to(emissions.device)
     attention = SegmentationAttention(2, 3).to(emissions.device)
-    return [crf(emissions, make(2, 4).long()), crf.decode(emissions), *attention(make(2, 4, 2), make(2, 5, 3))]
+    heads = SegmentationAttention(2, 4, num_heads=2).to(emissions.device)
+    attended = *attention(make(2, 4, 2), make(2, 5, 3)), *heads(make(2, 4, 2), make(2, 5, 4), is_causal=True)
+    return [crf(emissions, make(2, 4).long()), crf.decode(emissions), *attended]
 
 
 @pytest.mark.parametrize("program", [graph, chain, two_states, alignment, expansions, series, layers])

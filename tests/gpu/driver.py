@@ -69,7 +69,7 @@ class _Unwritten(TorchFunctionMode):
                 result.fill_(torch.nan)
             self._known[storage.data_ptr()] = StorageWeakRef(storage), np.zeros(storage.nbytes(), bool)
         elif function.__name__ == "__setitem__" or re.fullmatch(r".*[^_]_", function.__name__):
-            self.write(args[0])
+            self.write(args[0] if args else kwargs["tensor"])  # the latter in torch.nn.init
         return result
 
     def write(self, tensor: Tensor) -> None:

@@ -21,9 +21,11 @@ SMOOTH = [bx.Negentropy(0.8), bx.SquaredL2(6.0)]
 MASK = torch.tensor([[1, 0, 1, 1, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1]]).bool()
 
 
-def layer(omega: str | bx.Regularizer = "negentropy", bilinear: bool = True) -> SegmentationAttention:
-    """A layer in float64 from 2 to 3 features, with random transitions."""
-    attention = SegmentationAttention(2, 3, omega=omega, bilinear=bilinear).double()
+def layer(
+    omega: str | bx.Regularizer = "negentropy", bilinear: bool = True, *, key_size: int = 3, num_heads: int = 1
+) -> SegmentationAttention:
+    """A layer in float64 with queries of 2 features, with random transitions."""
+    attention = SegmentationAttention(2, key_size, num_heads=num_heads, omega=omega, bilinear=bilinear).double()
     with torch.no_grad():
         for seed, (name, parameter) in enumerate(attention.named_parameters()):
             if name != "gamma":
@@ -33,6 +35,14 @@ def layer(omega: str | bx.Regularizer = "negentropy", bilinear: bool = True) -> 
 
 def data(*batch: int) -> tuple[Tensor, Tensor, Tensor]:
     return potentials(*batch, 4, 2), potentials(*batch, 5, 3, seed=1), potentials(*batch, 5, 6, seed=2)
+
+
+def two_heads(omega: str | bx.Regularizer = "negentropy", bilinear: bool = True) -> SegmentationAttention:
+    return layer(omega, bilinear, key_size=4, num_heads=2)
+
+
+def data_of_heads(*batch: int) -> tuple[Tensor, Tensor, Tensor]:
+    return potentials(*batch, 4, 2), potentials(*batch, 5, 4, seed=1), potentials(*batch, 5, 6, seed=2)
 
 
 def score(attention: SegmentationAttention, query: Tensor, key: Tensor) -> Tensor:
@@ -265,7 +275,7 @@ def test_saves_loads_and_copies(bilinear: bool) -> None:
     for same in (other, deepcopy(attention)):
         torch.testing.assert_close(same(queries, keys, values), attention(queries, keys, values), rtol=0, atol=0)
     assert repr(SegmentationAttention(2, 3, omega="l2")) == (
-        "SegmentationAttention(2, 3, omega=SquaredL2(gamma=1.0), bilinear=True)"
+        "SegmentationAttention(2, 3, num_heads=1, omega=SquaredL2(gamma=1.0), bilinear=True)"
     )
 
 
@@ -313,7 +323,8 @@ def test_half_precision(bilinear: bool, backend: str) -> None:
         ({"keys": torch.zeros(5, 3)}, r"same batch dimensions, got shapes \(3, 4, 2\) and \(5, 3\)"),
         ({"values": torch.zeros(3, 4, 3)}, r"values must have shape \(3, 5, V\), got \(3, 4, 3\)"),
         ({"mask": torch.ones(3, 5)}, "mask must be bool, or integers 0 and 1, .* got dtype torch.float32"),
-        ({"mask": torch.ones(3, 4, 5).bool()}, r"mask must have shape \(3, 5\), got \(3, 4, 5\)"),
+        ({"mask": torch.ones(5).bool()}, r"mask must have shape \(3, 5\) or \(3, 4, 5\), got \(5,\)"),
+        ({"mask": torch.ones(3, 1, 5).bool()}, r"mask must have shape \(3, 5\) or \(3, 4, 5\), got \(3, 1, 5\)"),
     ],
 )
 def test_errors(changes: dict[str, Tensor], message: str) -> None:
@@ -322,8 +333,272 @@ def test_errors(changes: dict[str, Tensor], message: str) -> None:
         attention(**{"queries": torch.zeros(3, 4, 2), "keys": torch.zeros(3, 5, 3), **changes})
 
 
+def test_heads_must_divide_the_values() -> None:
+    queries, keys, _ = data_of_heads(3)
+    with pytest.raises(ValueError, match=r"values must have .* divisible by num_heads=2, got shape \(3, 5, 7\)"):
+        two_heads()(queries, keys, torch.zeros(3, 5, 7))
+
+
+@pytest.mark.parametrize(
+    ("argument", "hint"),
+    [
+        ("attn_mask", "use mask=, True at the keys to use"),
+        ("key_padding_mask", "use mask=~key_padding_mask, True at the keys to use"),
+        ("causal", r"did you mean is_causal=\?"),
+    ],
+)
+def test_arguments_of_other_libraries(argument: str, hint: str) -> None:
+    queries, keys, _ = data()
+    with pytest.raises(TypeError, match=f"has no argument '{argument}': {hint}"):
+        layer()(queries, keys, **{argument: None})
+
+
 def test_errors_of_construction() -> None:
     with pytest.raises(ValueError, match="query_size must be at least 1, got 0"):
         SegmentationAttention(0, 3)
+    with pytest.raises(ValueError, match="num_heads must be at least 1, got 0"):
+        SegmentationAttention(2, 3, num_heads=0)
+    with pytest.raises(ValueError, match="key_size must be divisible by num_heads=2, got 3"):
+        SegmentationAttention(2, 3, num_heads=2)
     with pytest.raises(ValueError, match=r"omega must be a Regularizer or one of .*, got 'soft'"):
         SegmentationAttention(2, 3, omega="soft")
+
+
+# --- heads
+
+
+def single_head(attention: SegmentationAttention, h: int) -> SegmentationAttention:
+    """A layer with one head, which equals head h: its score does not see the features of the other heads."""
+    single = SegmentationAttention(
+        attention.query_size, attention.key_size, omega=attention.omega, bilinear=attention.bilinear
+    ).double()
+    state = {name: tensor.clone() for name, tensor in attention.state_dict().items() if name != "gamma"}
+    share = torch.arange(attention.key_size).reshape(attention.num_heads, -1)[h]
+    state["transitions"] = state["transitions"][h]
+    name = "weight" if attention.bilinear else "of_both.weight"
+    weight = torch.zeros(attention.query_size if attention.bilinear else 1, attention.key_size, dtype=torch.float64)
+    weight[:, share] = state[name][:, share] if attention.bilinear else state[name][h]
+    single.load_state_dict(state | {name: weight})
+    return single
+
+
+@pytest.mark.parametrize("bilinear", [True, False])
+@pytest.mark.parametrize("heads", [2, 4])
+def test_heads_equal_layers_with_one_head(omega: bx.Regularizer, bilinear: bool, heads: int, backend: str) -> None:
+    attention = layer(omega, bilinear, key_size=4, num_heads=heads)
+    queries, keys, _ = data_of_heads(3)
+    values = potentials(3, 5, 8, seed=2)
+    keys[~MASK], values[~MASK] = torch.nan, torch.nan
+    inputs = [tensor.requires_grad_() for tensor in (queries, keys, values)]
+    singles = [single_head(attention, h) for h in range(heads)]
+    context, weights = attention(*inputs, mask=MASK)
+    shares = values.chunk(heads, -1)
+    one_by_one = [single(queries, keys, share, mask=MASK) for single, share in zip(singles, shares, strict=True)]
+    expected = torch.cat([context for context, _ in one_by_one], -1), torch.stack([w for _, w in one_by_one], -3)
+    assert context.shape == (3, 4, 8)
+    assert weights.shape == (3, heads, 4, 5)
+    torch.testing.assert_close((context, weights), expected)
+
+    cotangents = potentials(*context.shape, seed=3), potentials(*weights.shape, seed=4)
+    gradients = torch.autograd.grad((context, weights), [*inputs, attention.transitions], cotangents)
+    *of_inputs, of_transitions = gradients
+    torch.testing.assert_close(of_inputs, list(torch.autograd.grad(expected, inputs, cotangents, retain_graph=True)))
+    of_singles = torch.autograd.grad(expected, [single.transitions for single in singles], cotangents)
+    torch.testing.assert_close(of_transitions, torch.stack(of_singles))
+
+
+@needs_kernels
+@pytest.mark.parametrize("omega", SMOOTH, ids=str)
+@pytest.mark.parametrize("masked", ["", "keys", "queries"])
+@pytest.mark.parametrize("batch", [(), (3,), (2, 3)])
+def test_fused_kernel_takes_heads_and_masks_of_queries(
+    monkeypatch: pytest.MonkeyPatch, omega: bx.Regularizer, masked: str, batch: tuple[int, ...]
+) -> None:
+    attention, (queries, keys, values) = two_heads(omega), data_of_heads(*batch)
+    shape = {"": None, "keys": (*batch, 5), "queries": (*batch, 4, 5)}[masked]
+    mask = None if shape is None else potentials(*shape, seed=5) > 0
+    inputs = [queries.requires_grad_(), keys.requires_grad_(), *attention.parameters()]
+
+    def run() -> tuple[Tensor, ...]:
+        context, weights = attention(queries, keys, values, mask=mask)
+        return context, weights, *torch.autograd.grad(context.square().sum() + weights.square().sum(), inputs)
+
+    with took("two_states_weights", times=2), took("two_states_weights_vjp", times=2):
+        by_kernel = run()
+    monkeypatch.setattr(two_states.NativeWeights, "supports", lambda *_: False)
+    torch.testing.assert_close(by_kernel, run())
+
+
+@pytest.mark.parametrize("omega", SMOOTH, ids=str)
+@pytest.mark.parametrize("bilinear", [True, False])
+def test_gradients_of_heads(omega: bx.Regularizer, bilinear: bool, backend: str) -> None:
+    omega = type(omega)(torch.nn.Parameter(torch.tensor(float(omega.gamma))))
+    attention, inputs = two_heads(omega, bilinear), data_of_heads(3)
+    names = [name for name, _ in attention.named_parameters()]
+
+    def run(queries: Tensor, keys: Tensor, values: Tensor, *parameters: Tensor) -> Tensor:
+        call = dict(zip(names, parameters, strict=True))
+        arguments = queries, keys, values
+        return torch.func.functional_call(attention, call, arguments, {"mask": MASK, "is_causal": True})
+
+    leaves = [tensor.requires_grad_() for tensor in (*inputs, *(p.detach().clone() for p in attention.parameters()))]
+    assert gradcheck(run, leaves, fast_mode=True)
+
+
+def test_second_derivatives_of_heads(backend: str) -> None:
+    attention = two_heads(bx.Negentropy(0.8))
+    queries, keys, _ = (tensor.requires_grad_() for tensor in data_of_heads(2))
+    assert torch.autograd.gradgradcheck(
+        lambda *inputs: attention(*inputs, mask=MASK[[0, 2]], is_causal=True), (queries, keys), fast_mode=True
+    )
+
+
+def test_a_gamma_for_each_head() -> None:
+    gamma = torch.tensor([[0.5], [2.0]], dtype=torch.float64)
+    queries, keys, _ = data_of_heads(3)
+    _, weights = two_heads(bx.Negentropy(gamma))(queries, keys, mask=MASK)
+    for h in range(2):
+        _, alone = two_heads(bx.Negentropy(gamma[h].item()))(queries, keys, mask=MASK)
+        close(weights[:, h], alone[:, h])
+
+
+@pytest.mark.parametrize("bilinear", [True, False])
+def test_one_head_has_the_parameters_of_version_0_2(bilinear: bool) -> None:
+    former = {"transitions": (2, 2)}
+    former |= (
+        {"weight": (2, 3)}
+        if bilinear
+        else {"of_query.weight": (3, 2), "of_key.weight": (3, 3), "of_key.bias": (3,), "of_both.weight": (1, 3)}
+    )
+    for attention in (layer(bilinear=bilinear), layer(bilinear=bilinear, num_heads=1)):
+        assert {name: tuple(tensor.shape) for name, tensor in attention.state_dict().items()} == former
+    queries, keys, _ = data()
+    states = {name: potentials(*shape, seed=n) for n, (name, shape) in enumerate(former.items())}
+    attention.load_state_dict(states)
+    context, weights = attention(queries, keys)
+    assert (context.shape, weights.shape) == ((4, 3), (4, 5))
+
+
+def test_repr_has_the_number_of_heads() -> None:
+    assert repr(SegmentationAttention(2, 4, num_heads=2, omega="l2", bilinear=False)).startswith(
+        "SegmentationAttention(\n  2, 4, num_heads=2, omega=SquaredL2(gamma=1.0), bilinear=False\n"
+    )
+
+
+def test_scores_of_heads_start_with_variance_1() -> None:
+    torch.manual_seed(0)
+    attention = SegmentationAttention(64, 64, num_heads=8)
+    assert attention.weight.std().item() == pytest.approx(8**0.5 / 64, rel=0.1)
+    assert not attention.transitions.any()
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("bilinear", [True, False])
+@pytest.mark.parametrize(
+    ("batch", "num_queries", "num_keys"), [((0,), 4, 5), ((2, 0), 4, 5), ((3,), 1, 1), ((3,), 0, 5), ((3,), 4, 0)]
+)
+def test_small_and_empty_shapes(
+    heads: int, bilinear: bool, batch: tuple[int, ...], num_queries: int, num_keys: int, backend: str
+) -> None:
+    attention = layer(bilinear=bilinear, key_size=4, num_heads=heads)
+    queries = potentials(*batch, num_queries, 2, requires_grad=True)
+    keys = potentials(*batch, num_keys, 4, seed=1, requires_grad=True)
+    of_head = () if heads == 1 else (heads,)
+    for mask in (None, (*batch, num_keys), (*batch, num_queries, num_keys)):
+        mask = None if mask is None else torch.ones(mask).bool()
+        context, weights = attention(queries, keys, mask=mask, is_causal=True)
+        assert context.shape == (*batch, num_queries, 4)
+        assert weights.shape == (*batch, *of_head, num_queries, num_keys)
+        gradients = torch.autograd.grad(context.sum(), [queries, keys, *attention.parameters()])
+        assert all(gradient.isfinite().all() for gradient in gradients)
+        if (num_queries, num_keys) == (1, 1):
+            torch.testing.assert_close(weights, torch.ones_like(weights))
+
+
+# --- masks of queries
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("name", ["negentropy", "l2", "hard"])
+def test_masks_of_queries_equal_queries_one_by_one(heads: int, name: str, backend: str) -> None:
+    attention, (queries, keys, values) = layer(name, key_size=4, num_heads=heads), data_of_heads(3)
+    mask = MASK.unsqueeze(1) & (potentials(3, 4, 5, seed=6) > -0.5)
+    keys[~mask.any(1)], values[~mask.any(1)] = torch.nan, torch.nan
+    inputs = [tensor.requires_grad_() for tensor in (queries, keys, values)]
+    context, weights = attention(*inputs, mask=mask)
+    one_by_one = [attention(queries[:, q : q + 1], keys, values, mask=mask[:, q]) for q in range(4)]
+    expected = tuple(torch.cat(results, -2) for results in zip(*one_by_one, strict=True))
+    torch.testing.assert_close((context, weights), expected)
+    assert not weights.movedim(-2, 1)[~mask if heads == 1 else ~mask.unsqueeze(2).expand(3, 4, 2, 5)].any()
+    gradients, wanted = (
+        torch.autograd.grad(results[0].square().sum() + results[1].square().sum(), inputs, retain_graph=True)
+        for results in ((context, weights), expected)
+    )
+    torch.testing.assert_close(gradients, wanted)
+    assert not gradients[1][~mask.any(1)].any()
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize(("num_queries", "num_keys"), [(5, 5), (3, 5), (7, 5)])
+@pytest.mark.parametrize("masked", ["", "keys", "queries"])
+def test_causal_queries_do_not_see_later_keys(
+    heads: int, num_queries: int, num_keys: int, masked: str, backend: str
+) -> None:
+    attention = layer(bx.SquaredL2(6.0), key_size=4, num_heads=heads)
+    queries, keys = potentials(3, num_queries, 2, requires_grad=True), potentials(3, num_keys, 4, seed=1)
+    keys[:, num_queries:] = torch.nan
+    keys.requires_grad_()
+    mask = {"": None, "keys": MASK, "queries": potentials(3, num_queries, num_keys, seed=2) > -0.5}[masked]
+    context, weights = attention(queries, keys, mask=mask, is_causal=True)
+    for q in range(num_queries):
+        own = None if mask is None else mask[:, : q + 1] if masked == "keys" else mask[:, q, : q + 1]
+        alone = attention(queries[:, q : q + 1], keys[:, : q + 1], mask=own)
+        torch.testing.assert_close((context[:, q : q + 1], weights[..., q : q + 1, : q + 1]), alone)
+        assert not weights[..., q, q + 1 :].any()
+        (gradient,) = torch.autograd.grad(context[:, q].sum(), keys, retain_graph=True)
+        assert not gradient[:, q + 1 :].any()
+        assert gradient.isfinite().all()
+
+
+def test_causal_masks_of_a_key_before_all_queries() -> None:
+    queries, keys, values = data(3)
+    mask = torch.ones(3, 5).bool()
+    mask[:, 0] = False
+    context, weights = layer()(queries, keys, values, mask=mask, is_causal=True)
+    assert not context[:, 0].any()
+    torch.testing.assert_close(weights[:, 1, 1], torch.ones(3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("bilinear", [True, False])
+def test_causal_heads_compile_and_export(bilinear: bool, backend: str) -> None:
+    attention, (queries, keys, values) = two_heads(bilinear=bilinear), data_of_heads(3)
+    queries.requires_grad_()
+    options = {"mask": MASK, "is_causal": True}
+    expected = attention(queries, keys, values, **options)
+    got = torch.compile(attention, fullgraph=True, backend="aot_eager")(queries, keys, values, **options)
+    torch.testing.assert_close(got, expected)
+    parameters = [queries, *attention.parameters()]
+    grads = (torch.autograd.grad(context.square().sum(), parameters) for context, _ in (got, expected))
+    torch.testing.assert_close(*grads)
+    exported = torch.export.export(attention, (queries.detach(), keys, values), options).module()
+    torch.testing.assert_close(exported(queries.detach(), keys, values, **options), expected)
+
+
+@pytest.mark.parametrize("bilinear", [True, False])
+def test_half_precision_of_causal_heads(bilinear: bool, backend: str) -> None:
+    attention = two_heads("negentropy", bilinear).float()
+    inputs = [tensor.float() for tensor in data_of_heads(3)]
+    expected = attention(*inputs, mask=MASK, is_causal=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        automatic = attention(*inputs, mask=MASK, is_causal=True)
+    half = attention.bfloat16()(*(tensor.bfloat16() for tensor in inputs), mask=MASK, is_causal=True)
+    for got in (automatic, half):
+        assert all(tensor.dtype == torch.bfloat16 for tensor in got)
+        torch.testing.assert_close(got, expected, check_dtype=False, rtol=0.1, atol=0.1)
+
+
+def test_heads_of_inputs_that_are_not_contiguous() -> None:
+    attention, (queries, keys, values) = two_heads(), data_of_heads(3)
+    strided = queries.mT.contiguous().mT, keys.transpose(0, 1).contiguous().transpose(0, 1), values.flip(-1).flip(-1)
+    mask = MASK.mT.contiguous().mT
+    torch.testing.assert_close(attention(*strided, mask=mask), attention(queries, keys, values, mask=MASK))

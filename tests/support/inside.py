@@ -109,7 +109,7 @@ def tapes(p: bx.PathDistribution, backend: str) -> tuple[Tensor, Tensor]:
 
 def attention_weights(attention: bx.nn.SegmentationAttention, scores: Tensor, mask: Tensor | None) -> Tensor:
     """The weights that the layer makes of scores (..., queries, keys)."""
-    return attention._weights(scores, mask)
+    return attention._weights(scores, None if mask is None else mask.unsqueeze(-2))
 
 
 def allowed_cells(loss: Any, rows: int, columns: int) -> Tensor | None:

@@ -159,7 +159,9 @@ def layers() -> None:
     dtw: Tensor = nn.DTWLoss(gamma=0.1)(torch.rand(1, 6, 2), torch.rand(1, 5, 2))
     alignment: Tensor = nn.DTWAlignment("sparsemax")(torch.rand(6, 2), torch.rand(5, 2))
     pooled: Tensor = nn.SmoothedMax("sparsemax", dim=-2)(torch.rand(3, 4))
-    context, weights = nn.SegmentationAttention(3, 4)(torch.rand(2, 5, 3), torch.rand(2, 6, 4))
+    context, weights = nn.SegmentationAttention(3, 4, num_heads=2)(
+        torch.rand(2, 5, 3), torch.rand(2, 6, 4), mask=torch.ones(2, 5, 6).bool(), is_causal=True
+    )
     _ = loss, ctc, rnnt, dtw, alignment, pooled, context, weights
 
 

@@ -64,7 +64,42 @@ def test_evaluates(trained: Path, data: Path) -> None:
     assert re.search(r"BLEU +\d+\.\d\d +nrefs:1", output)
     attended = float(re.search(r"words attended +(\d+\.\d+)", output)[1])
     assert 0 < attended <= 6
+    nothing = float(re.search(r"no word +(\d+\.\d\d) % of the target words have no weight above 0\n", output)[1])
+    assert 0 <= nothing <= 100
     assert run("evaluate", trained, data, "--split", "dev", "--width", 1) != output
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_evaluate_counts_words_that_attend_to_nothing(trained: Path, width: int) -> None:
+    model, source, target, _ = translating.load(trained)
+    pairs = language.pairs(6, seed=2)
+    with torch.no_grad():
+        model.attention.transitions[1, 0] = -1e3  # no segment can start
+    scores = translating.evaluate(model, source, target, pairs, width)
+    assert (scores["nothing"], scores["attended"], scores["clearly"]) == (1, 0, 0)
+    with torch.no_grad():
+        model.attention.transitions.zero_()
+        model.attention.weight.zero_()
+    scores = translating.evaluate(model, source, target, pairs, width)
+    lengths = [len(a.split()) + 1 for a, _ in pairs]
+    assert scores["nothing"] == 0
+    assert min(lengths) <= scores["attended"] <= max(lengths)
+
+
+def test_evaluate_averages_over_all_target_words(monkeypatch: pytest.MonkeyPatch, trained: Path) -> None:
+    model, source, target, _ = translating.load(trained)
+    weights = torch.tensor([[0.0, 0.0, 0.0], [0.05, 0.95, 0.0], [0.0, 1.0, 0.0]])
+    translations = [translating.Translation([4, 5, 6], 0.0, weights), translating.Translation([4], 0.0, weights[1:2])]
+    monkeypatch.setattr(translating, "translate_all", lambda *_: translations)
+    scores = translating.evaluate(model, source, target, [("un deux", "DEUX UN"), ("un", "UN")], width=1)
+    assert (scores["nothing"], scores["attended"], scores["clearly"]) == (0.25, 1.25, 0.75)
+
+
+def test_evaluate_of_empty_translations(monkeypatch: pytest.MonkeyPatch, trained: Path) -> None:
+    model, source, target, _ = translating.load(trained)
+    monkeypatch.setattr(translating, "translate_all", lambda *_: [translating.Translation([], 0.0, torch.empty(0, 2))])
+    scores = translating.evaluate(model, source, target, [("un", "UN")], width=1)
+    assert (scores["nothing"], scores["attended"], scores["clearly"]) == (0, 0, 0)
 
 
 def test_draws_attention(trained: Path, tmp_path: Path) -> None:

@@ -79,11 +79,12 @@ class AttentionScores(NamedTuple):
     """Scores of keys for each query, and the transitions between ignoring a key (0) and attending to it (1)."""
 
     scores: Tensor
-    """(..., Q, K)."""
+    """(..., Q, K), or (..., H, Q, K) for H heads."""
     transitions: Tensor
-    """(2, 2)."""
+    """(2, 2), or (H, 2, 2) for H heads."""
     lengths_and_mask: Tensors
-    """For each group of queries that shares its keys: integer tensors, as for a chain; empty if all keys count."""
+    """For each group of adjacent queries that shares its keys: integer tensors, as for a chain; empty if all keys
+    count. Heads share them."""
     scale: float
     """1/γ."""
     omega: Kernel
@@ -93,9 +94,9 @@ class AttentionWeights(NamedTuple):
     """Attention weights, and the sums by which they were normalized."""
 
     weights: Tensor
-    """(..., Q, K)."""
+    """In the shape of the scores."""
     totals: Tensor
-    """The sum of the marginals of each query, (… · Q,)."""
+    """The sum of the marginals of each query, (H, … · Q), with H = 1 without heads."""
 
 
 # --- pairs of series

@@ -36,9 +36,15 @@ class SegmentationAttention(Smoothed):
     sparse Ω, state 1 can have probability 0 at every key. In this case, too, the weights, the context and the gradients
     are 0. In float32, a sum of probabilities below about 1e-31 counts as 0.
 
+    With several heads, the layer divides features among the heads, as :class:`torch.nn.MultiheadAttention` does after
+    its linear layers. Each head has its own scores, its own transitions, and an equal share of the features of the
+    values. With the bilinear score, a head sees all features of the queries, but only its share of the features of the
+    keys. With the additive score, it sees all features, and has its share of the hidden units.
+
     Args:
         query_size: The number of features of a query.
-        key_size: The number of features of a key.
+        key_size: The number of features of a key. ``num_heads`` must divide it.
+        num_heads: The number of heads, default 1.
         omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
             :class:`Regularizer`. Mensch and Blondel (2018) train with γ = 2 for negentropy and γ = 10 for l2. Under l2
             with a small γ, most gradients are 0.
@@ -56,6 +62,11 @@ class SegmentationAttention(Smoothed):
     (torch.Size([8, 5, 4]), torch.Size([8, 5, 6]))
     >>> weights[1, 0].detach()
     tensor([0.4788, 0.0000, 0.3709, 0.1504, 0.0000, 0.0000])
+
+    >>> attention = SegmentationAttention(4, 4, num_heads=2)
+    >>> context, weights = attention(keys, keys, is_causal=True)  # each query uses the keys up to its own position
+    >>> context.shape, weights.shape
+    (torch.Size([8, 6, 4]), torch.Size([8, 2, 6, 6]))
     """
 
     @answers_near_misses
@@ -64,22 +75,25 @@ class SegmentationAttention(Smoothed):
         query_size: int,
         key_size: int,
         *,
+        num_heads: int = 1,
         omega: str | Regularizer = "negentropy",
         gamma: Gamma | None = None,
         bilinear: bool = True,
     ) -> None:
         super().__init__(omega, gamma)
-        for name, size in (("query_size", query_size), ("key_size", key_size)):
+        for name, size in (("query_size", query_size), ("key_size", key_size), ("num_heads", num_heads)):
             if size < 1:
                 raise ValueError(f"{name} must be at least 1, got {size}")
-        self.query_size, self.key_size, self.bilinear = query_size, key_size, bilinear
+        if key_size % num_heads:
+            raise ValueError(f"key_size must be divisible by num_heads={num_heads}, got {key_size}")
+        self.query_size, self.key_size, self.num_heads, self.bilinear = query_size, key_size, num_heads, bilinear
         if bilinear:
             self.weight = nn.Parameter(torch.empty(query_size, key_size))
         else:
             self.of_query = nn.Linear(query_size, key_size, bias=False)
             self.of_key = nn.Linear(key_size, key_size)
-            self.of_both = nn.Linear(key_size, 1, bias=False)
-        self.transitions = nn.Parameter(torch.empty(2, 2))
+            self.of_both = nn.Linear(key_size // num_heads, num_heads, bias=False)
+        self.transitions = nn.Parameter(torch.empty((2, 2) if num_heads == 1 else (num_heads, 2, 2)))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -89,7 +103,7 @@ class SegmentationAttention(Smoothed):
         """
         super().reset_parameters()
         if self.bilinear:
-            nn.init.normal_(self.weight, std=(self.query_size * self.key_size) ** -0.5)
+            nn.init.normal_(self.weight, std=(self.query_size * self.key_size / self.num_heads) ** -0.5)
         else:
             for linear in (self.of_query, self.of_key, self.of_both):
                 linear.reset_parameters()
@@ -97,41 +111,73 @@ class SegmentationAttention(Smoothed):
 
     @answers_near_misses
     def forward(
-        self, queries: Tensor, keys: Tensor, values: Tensor | None = None, *, mask: Mask | None = None
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor | None = None,
+        *,
+        mask: Mask | None = None,
+        is_causal: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Return the context and the attention weights of each query.
 
         Args:
             queries: Queries (..., Q, query_size).
             keys: Keys (..., K, key_size).
-            values: Values (..., K, V), default the keys.
-            mask: A mask (..., K), bool or 0/1 integers, True at the keys to use. Masked keys and values may be NaN. The
-                weights and gradients of masked keys are 0. The keys before and after a masked key become neighbors in
-                the chain.
+            values: Values (..., K, V), default the keys. ``num_heads`` must divide V.
+            mask: A mask, bool or 0/1 integers, True at the keys to use: (..., K) for all queries, or (..., Q, K) for
+                each query. The weights and gradients of masked keys are 0. The keys before and after a masked key
+                become neighbors in the chain. If no query uses a key, the key and its value may be NaN.
+            is_causal: If True, query q uses only the keys 0, …, q, of which the mask may exclude some. Default False.
+                As in :func:`torch.nn.functional.scaled_dot_product_attention`, query 0 uses only key 0, even if there
+                are more keys than queries.
 
         Returns:
-            A pair (context, weights). The context (..., Q, V) is the weighted sum of the values for each query. The
-            weights (..., Q, K) of a query sum to 1, or are all 0.
+            A pair (context, weights). The context (..., Q, V) is the weighted sum of the values for each query. With
+            several heads, each head sums its share of the features of the values. The weights (..., Q, K) of a query
+            sum to 1, or are all 0. With several heads, the weights have the shape (..., num_heads, Q, K).
 
         """
-        is_used = self._check(queries, keys, values, mask)
+        self._check(queries, keys, values)
+        is_used = _keys_to_use(queries, keys, mask, is_causal)
         if is_used is not None:
-            is_masked = ~is_used.unsqueeze(-1)
+            is_masked = ~is_used.any(-2).unsqueeze(-1)
             keys = keys.masked_fill(is_masked, 0)
             values = keys if values is None else values.masked_fill(is_masked, 0)
         weights = self._weights(self._scores(queries, keys), is_used)
-        return weights @ (keys if values is None else values), weights
+        return self._context(weights, keys if values is None else values), weights
 
     def _scores(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """The score s of each key for each query, (..., Q, K)."""
+        """The score s of each key for each query, in the shape of the weights."""
         if self.bilinear:
-            return queries @ self.weight @ keys.mT
-        hidden = self.of_query(queries).unsqueeze(-2) + self.of_key(keys).unsqueeze(-3)
-        scores: Tensor = self.of_both(hidden.tanh()).squeeze(-1)
-        return scores
+            scores = self._by_head(queries @ self.weight) @ self._by_head(keys).mT
+        else:
+            of_queries, of_keys = self._by_head(self.of_query(queries)), self._by_head(self.of_key(keys))
+            hidden = (of_queries.unsqueeze(-2) + of_keys.unsqueeze(-3)).tanh()
+            if self.num_heads == 1:
+                scores = self.of_both(hidden).squeeze(-1)
+            else:
+                scores = (hidden.flatten(1, -2) @ self.of_both.weight.unsqueeze(-1)).reshape(hidden.shape[:-1])
+        return scores if self.num_heads == 1 else scores.movedim(0, -3)
+
+    def _context(self, weights: Tensor, values: Tensor) -> Tensor:
+        """The weighted sums of the values, (..., Q, V)."""
+        if self.num_heads == 1:
+            return weights @ values
+        return (weights.movedim(-3, 0) @ self._by_head(values)).movedim(0, -2).flatten(-2)
+
+    def _by_head(self, features: Tensor) -> Tensor:
+        """Features (..., N, F) as (num_heads, ..., N, F / num_heads), or unchanged for one head.
+
+        The heads are the first dimension here and in the memory of the scores, because kernels solve one head per call.
+        """
+        if self.num_heads == 1:
+            return features
+        *shape, size = features.shape
+        return features.reshape(*shape, self.num_heads, size // self.num_heads).movedim(-2, 0)
 
     def _weights(self, scores: Tensor, mask: Tensor | None) -> Tensor:
-        """The weights (..., Q, K), from scores of that shape."""
+        """The weights, from scores of their shape."""
         precise = promote_half(scores)
         omega, transitions = self.omega, self.transitions.to(precise.dtype)
         weights = _fused_weights(omega, precise, transitions, mask)
@@ -139,8 +185,8 @@ class SegmentationAttention(Smoothed):
             weights = _chain_weights(omega, precise, transitions, mask)
         return weights.to(scores.dtype)
 
-    def _check(self, queries: Tensor, keys: Tensor, values: Tensor | None, mask: Mask | None) -> Tensor | None:
-        """Check all shapes, and return the mask as bool."""
+    def _check(self, queries: Tensor, keys: Tensor, values: Tensor | None) -> None:
+        """Raise ``ValueError`` if the shapes do not fit together."""
         for name, size, tensor in (("queries", self.query_size, queries), ("keys", self.key_size, keys)):
             if check_tensor(name, tensor).ndim < 2 or tensor.shape[-1] != size:
                 raise ValueError(f"{name} must have shape (..., {name[0].upper()}, {size}), got {tuple(tensor.shape)}")
@@ -149,28 +195,49 @@ class SegmentationAttention(Smoothed):
                 f"queries and keys must have the same batch dimensions, got shapes {tuple(queries.shape)} and "
                 f"{tuple(keys.shape)}"
             )
-        if values is not None and (check_tensor("values", values).ndim < 2 or values.shape[:-1] != keys.shape[:-1]):
+        if values is None:
+            return
+        if check_tensor("values", values).ndim < 2 or values.shape[:-1] != keys.shape[:-1]:
             needed = ", ".join(map(str, (*keys.shape[:-1], "V")))
             raise ValueError(f"values must have shape ({needed}), got {tuple(values.shape)}")
-        if mask is None:
-            return None
-        is_used = as_mask("mask", mask, keys.device)
-        if is_used.shape != keys.shape[:-1]:
-            raise ValueError(f"mask must have shape {tuple(keys.shape[:-1])}, got {tuple(is_used.shape)}")
-        return is_used
+        if values.shape[-1] % self.num_heads:
+            raise ValueError(
+                f"values must have a number of features divisible by num_heads={self.num_heads}, "
+                f"got shape {tuple(values.shape)}"
+            )
 
     def extra_repr(self) -> str:
         """Return the options of the module as text, for ``print(module)``."""
-        return f"{self.query_size}, {self.key_size}, {super().extra_repr()}, bilinear={self.bilinear}"
+        sizes = f"{self.query_size}, {self.key_size}, num_heads={self.num_heads}"
+        return f"{sizes}, {super().extra_repr()}, bilinear={self.bilinear}"
+
+
+def _keys_to_use(queries: Tensor, keys: Tensor, mask: Mask | None, is_causal: bool) -> Tensor | None:
+    """The mask of forward() as bool, (..., 1, K) or (..., Q, K), without the keys after q if ``is_causal``."""
+    is_used = None
+    if mask is not None:
+        is_used = as_mask("mask", mask, keys.device)
+        for_all, for_each = keys.shape[:-1], (*queries.shape[:-1], keys.shape[-2])
+        if is_used.shape != (for_all if is_used.ndim < keys.ndim else for_each):
+            raise ValueError(f"mask must have shape {tuple(for_all)} or {for_each}, got {tuple(is_used.shape)}")
+        if is_used.ndim < keys.ndim:
+            is_used = is_used.unsqueeze(-2)
+    if is_causal:
+        causal = torch.ones(queries.shape[-2], keys.shape[-2], dtype=torch.bool, device=keys.device).tril()
+        is_used = causal.expand(*keys.shape[:-2], -1, -1) if is_used is None else is_used & causal
+    return is_used
 
 
 def _chain_weights(omega: Regularizer, scores: Tensor, transitions: Tensor, mask: Tensor | None) -> Tensor:
     """The weights from the marginals of a chain, differentiable to any order."""
+    if transitions.ndim == 3:  # the scores are (..., num_heads, Q, K)
+        transitions = transitions.unsqueeze(1).expand(*scores.shape[:-1], 2, 2)
+        mask = None if mask is None else mask.unsqueeze(-3)
     chain = Chain.from_scores(
         pad(scores.unsqueeze(-1), (1, 0)),  # state 0 has score 0
         transitions,
-        start=transitions[:, 0],
-        mask=None if mask is None else mask.unsqueeze(-2).expand(scores.shape),
+        start=transitions[..., 0],
+        mask=None if mask is None else mask.expand(scores.shape),
         omega=omega,
     )
     marginals = chain.marginals[..., 1]
@@ -191,7 +258,7 @@ def _fused_weights(omega: Regularizer, scores: Tensor, transitions: Tensor, mask
         return None
     lengths_and_mask: Tensors = ()
     if mask is not None:
-        rows = mask.reshape(scores.shape[:-2].numel(), -1)
+        rows = mask.flatten(0, -2)
         lengths_and_mask = rows.sum(-1), rows
     inputs = (scores, transitions, *(gammas if needs_grad(*gammas) else ()))
     number, backend = read_gamma(gamma), requested_backend()
@@ -224,5 +291,5 @@ def _is_scalar(gamma: Gamma, scores: Tensor) -> bool:
 def _gamma_gradient(gradients: Tensors, inputs: Tensors, number: float) -> Tensor:
     """The gradient in γ. The weights depend on quotients θ/γ, so it is −⟨gradient in θ, θ⟩/γ for all θ together."""
     (score_grad, transition_grad), (scores, transitions, gamma) = gradients, inputs
-    total = inner(score_grad, scores, scores.ndim) + inner(transition_grad, transitions, 2)
+    total = inner(score_grad, scores, scores.ndim) + inner(transition_grad, transitions, transitions.ndim)
     return (total / -number).reshape(gamma.shape).to(gamma.dtype)

@@ -147,7 +147,10 @@ def evaluate(
     split: Split = "test",
     width: Width = 5,
 ) -> None:
-    """Print the BLEU score, its sacreBLEU signature, and how many source words a target word attends to on average."""
+    """Print the BLEU score with its signature, and how many source words the target words attend to.
+
+    The last line is the share of target words that attend to nothing, which a sparse Ω makes possible.
+    """
     with report_errors():
         model, source, target, config = translating.load(run)
         pairs = read_pairs(data, split, (config.source, config.target))
@@ -155,6 +158,7 @@ def evaluate(
     typer.echo(f"BLEU            {scores['bleu']:6.2f}   {scores['signature']}")
     typer.echo(f"words attended  {scores['attended']:6.2f}   with a weight above 0")
     typer.echo(f"                {scores['clearly']:6.2f}   with a weight above 0.1")
+    typer.echo(f"no word         {100 * scores['nothing']:6.2f} % of the target words have no weight above 0")
 
 
 @app.command()

@@ -232,7 +232,11 @@ def translate(
 def evaluate(
     model: Translator, source: Vocabulary, target: Vocabulary, pairs: Sequence[tuple[str, str]], width: int = 1
 ) -> dict[str, Any]:
-    """BLEU with its signature, and the mean number of source words with attention weight above 0, and above 0.1."""
+    """BLEU with its signature, and statistics of the attention weights of the target words, without the end.
+
+    The statistics are the mean number of source words with a weight above 0 ("attended") and above 0.1 ("clearly"), and
+    the share of target words with no weight above 0 ("nothing").
+    """
     import sacrebleu
 
     if width == 1:
@@ -244,6 +248,12 @@ def evaluate(
     metric = sacrebleu.BLEU()
     bleu = metric.corpus_score(texts, [[b for _, b in pairs]])
     rows = [row for translation in translations for row in translation.weights]
-    positive = sum(int((row > 0).sum()) for row in rows) / max(len(rows), 1)
-    clear = sum(int((row > 0.1).sum()) for row in rows) / max(len(rows), 1)
-    return {"bleu": bleu.score, "signature": str(metric.get_signature()), "attended": positive, "clearly": clear}
+    positive, clear = ([int((row > least).sum()) for row in rows] for least in (0, 0.1))
+    words = max(len(rows), 1)
+    return {
+        "bleu": bleu.score,
+        "signature": str(metric.get_signature()),
+        "attended": sum(positive) / words,
+        "clearly": sum(clear) / words,
+        "nothing": positive.count(0) / words,
+    }

@@ -6,6 +6,8 @@ steps at which both states are forbidden, and infinite scores that the batch sha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -50,27 +52,42 @@ class NativeWeights:
 
     def run(self, problem: AttentionScores) -> AttentionWeights | None:
         scores, transitions, _, scale, omega = problem
-        weights = empty_like([scores])[0]
-        totals = scores.new_empty(scores.shape[:-1].numel())
-        tensors = contiguous((_by_query(scores), scale * transitions, _by_query(weights), totals))
-        is_solved = call("two_states_weights", *tensors, scale, *_groups(problem), *omega)
-        return AttentionWeights(weights, totals) if is_solved else None
+        matrices, weights = (scale * transitions).reshape(-1, 2, 2), _like_scores(problem)
+        totals = scores.new_empty(len(matrices), scores.shape[:-1].numel() // len(matrices))
+        options = scale, *_groups(problem), *omega
+        for tensors in zip(_heads(problem, scores), matrices, _heads(problem, weights), totals, strict=True):
+            if not call("two_states_weights", *tensors, *options):
+                return None
+        return AttentionWeights(weights, totals)
 
     def vjp(self, problem: AttentionScores, saved: AttentionWeights, grad: Tensor) -> Tensors:
         """Gradients in the scores and in the transitions."""
         scores, transitions, _, scale, omega = problem
-        score_grad, transition_grad = empty_like((scores, transitions))
-        inputs = _by_query(scores), scale * transitions, _by_query(saved.weights), saved.totals, _by_query(grad)
-        tensors = contiguous((*inputs, _by_query(score_grad), transition_grad))
-        call("two_states_weights_vjp", *tensors, scale, *_groups(problem), *omega)
-        return score_grad, scale * transition_grad
+        matrices, score_grad = (scale * transitions).reshape(-1, 2, 2), _like_scores(problem)
+        transition_grad = torch.empty_like(matrices)
+        options = scale, *_groups(problem), *omega
+        of_scores, weights, of_grad, out = (_heads(problem, t) for t in (scores, saved.weights, grad, score_grad))
+        for tensors in zip(of_scores, matrices, weights, saved.totals, of_grad, out, transition_grad, strict=True):
+            call("two_states_weights_vjp", *tensors, *options)
+        return score_grad, scale * transition_grad.reshape(transitions.shape)
 
 
 def _groups(problem: AttentionScores) -> list[object]:
     """The number of groups of queries that share their keys, and the lengths and mask of these keys."""
-    return [problem.scores.shape[:-2].numel(), *padded(problem.lengths_and_mask, 2)]
+    groups = len(problem.lengths_and_mask[0]) if problem.lengths_and_mask else 1
+    return [groups, *padded(problem.lengths_and_mask, 2)]
 
 
-def _by_query(tensor: Tensor) -> Tensor:
-    """(..., Q, K) as (… · Q, K)."""
-    return tensor.reshape(-1, tensor.shape[-1])
+def _like_scores(problem: AttentionScores) -> Tensor:
+    """An output in the shape of the scores, in which the numbers of each head are contiguous."""
+    shape = problem.scores.shape
+    if problem.transitions.ndim == 2:
+        return problem.scores.new_empty(shape)
+    return problem.scores.new_empty(shape[-3], *shape[:-3], *shape[-2:]).movedim(0, -3)
+
+
+def _heads(problem: AttentionScores, tensor: Tensor) -> Sequence[Tensor]:
+    """Contiguous tensors (… · Q, K), one for each head, from numbers in the shape of the scores. Views if possible."""
+    if problem.transitions.ndim == 2:
+        return [tensor.reshape(-1, tensor.shape[-1]).contiguous()]
+    return tensor.movedim(-3, 0).flatten(1, -2).contiguous().unbind()
