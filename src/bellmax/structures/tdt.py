@@ -62,8 +62,9 @@ class TDTPaths(LatticePaths):
 
     >>> import bellmax as bx
     >>> token_logits, duration_logits = torch.zeros(4, 2, 5), torch.zeros(4, 2, 3)  # 4 frames, 1 label, 5 classes
-    >>> token_logits[1, 0, 3] = 5.0                           # the label 3 is likely at frame 1
-    >>> duration_logits[1, 0, 2] = 5.0                        # and advances by two frames
+    >>> token_logits[:, :, 0] = 3.0                          # the blank is likely
+    >>> token_logits[1, 0, 3] = 6.0                          # the label 3 is likely at frame 1
+    >>> duration_logits[1, 0, 2] = 6.0                       # and advances by two frames
     >>> loss = bx.nn.TDTLoss(durations=(0, 1, 2))
     >>> p = loss.distribution(token_logits, duration_logits, torch.tensor([3]))
     >>> p.timestamps(p.decode()), int(p.num_paths)
