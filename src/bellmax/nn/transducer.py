@@ -35,10 +35,11 @@ class _JointLoss(Smoothed):
         self.blank, self.reduction, self.fastemit = blank, reduction, fastemit
 
     def _loss(self, p: Transducer | TDTPaths) -> Tensor:
-        """Return minus the value of p, reduced. The second score of p is that of the labels."""
+        """Return minus the value of p, reduced."""
         if self.fastemit:
-            blank, label, *rest = p._scores
-            p = p._with((blank, _ScaledGradient.apply(label, 1 + self.fastemit), *rest), p.omega)
+            scores = dict(zip(p.lattice.scores, p._scores, strict=True))
+            scores["emit"] = _ScaledGradient.apply(scores["emit"], 1 + self.fastemit)
+            p = p._with([*scores.values()], p.omega)
         return reduce_by_labels(-p.value, p.lengths[..., 1], self.reduction)
 
     def extra_repr(self) -> str:

@@ -44,7 +44,7 @@ def lattice_of(durations: tuple[int, ...]) -> Lattice:
         for n, d in enumerate(durations):
             if d:
                 blanks.append(Move(d, 0, score=cell("blank", -d) + cell_class("durations", n, -d)))
-            score = cell("label", -d, -1) + cell_class("durations", n, -d, -1)
+            score = cell("emit", -d, -1) + cell_class("durations", n, -d, -1)
             labels.append(Move(d, 1, score=score, where=row("_frames")))
         _LATTICES[durations] = Lattice(blanks + labels)
     return _LATTICES[durations]
@@ -57,7 +57,7 @@ class TDTPaths(LatticePaths):
     frames that it advances. The decoded form of a path is a walk: rows [frames read, labels emitted, 0, number of the
     move]. :meth:`timestamps` converts walks to the frame and the duration of each label. The event of a path is a 0/1
     tensor (T, U + 1), with a 1 for each blank ``[frame, number of labels emitted so far]``. ``gradient`` has the
-    expected numbers of uses of each log-probability: "blank" (..., T, U + 1), "label" (..., T, U) and "durations"
+    expected numbers of uses of each log-probability: "blank" (..., T, U + 1), "emit" (..., T, U) and "durations"
     (..., T, U + 1, D).
 
     >>> import bellmax as bx
@@ -100,7 +100,7 @@ class TDTPaths(LatticePaths):
             is_padding = is_late.unsqueeze(-1) | (torch.arange(positions, device=device) > sizes[1][..., None, None])
         scores = {
             "blank": blank_scores - sigma,
-            "label": label_scores - sigma,
+            "emit": label_scores - sigma,
             "durations": log_softmax_all(duration_logits, is_padding),
             "_frames": torch.arange(frames + 1, device=device) < (frames if sizes is None else sizes[0].unsqueeze(-1)),
         }
@@ -114,7 +114,7 @@ class TDTPaths(LatticePaths):
     @property
     def marginals(self) -> Tensor:
         """Probability that each label is emitted at each frame, (..., T, U). Differentiable."""
-        return self.gradient["label"]
+        return self.gradient["emit"]
 
     def timestamps(self, walks: Tensor) -> Tensor:
         """Return the frame that emits each label and the duration of the label, (..., U, 2) int64, −1 in the padding.
