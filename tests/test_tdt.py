@@ -9,11 +9,12 @@ import pytest
 import torch
 from support.checks import close
 from support.problems import Enumerated, for_second_order, potentials, two_kinds
-from support.transducers import Arc, tdt_arcs, tdt_end, tdt_paths, tdt_score
+from support.transducers import Arc, log_likelihood, tdt_arcs, tdt_end, tdt_paths, tdt_score
 from torch import Tensor
 
 import bellmax as bx
-from bellmax.nn import TDTLoss
+from bellmax import lattice as L
+from bellmax.nn import TDTLoss, TransducerLoss
 
 DURATIONS = [(0, 1, 2, 3, 4), (1, 2, 3, 4), (0, 2, 4), (1,), (0, 1, 2, 4, 8)]
 TARGETS = torch.tensor([[2, 1, 2], [3, 3, 0], [1, 0, 0], [3, 0, 0]])
@@ -265,6 +266,110 @@ def test_under_vmap_and_func_grad() -> None:
     gradient = torch.func.vmap(torch.func.grad(lambda *a: module(*a)))(x, y, targets)
     x.requires_grad_()
     close(gradient, torch.autograd.grad(module(x, y, targets) * 2, x)[0])
+
+
+# --- in a Hugging Face model
+
+
+def parakeet(kind: str) -> tuple[Any, dict[str, Tensor]]:
+    """A tiny model with random weights, and a batch whose second sequence is shorter."""
+    hf: Any = pytest.importorskip("transformers")
+    if not hasattr(hf, kind):
+        pytest.skip(f"this version of transformers has no {kind}")
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    off = dict.fromkeys(("dropout", "layerdrop", "attention_dropout", "activation_dropout"), 0.0)
+    encoder = hf.ParakeetEncoderConfig(num_mel_bins=16, subsampling_conv_channels=4, **sizes, **off)
+    of_decoder = {"vocab_size": 9, "decoder_hidden_size": 8, "num_decoder_layers": 1}
+    padding = 7 if kind == "ParakeetForTDT" else 8  # ParakeetForRNNT counts labels that are not the blank
+    config = getattr(hf, kind.replace("For", "") + "Config")
+    model = getattr(hf, kind)(config(encoder_config=encoder, blank_token_id=8, pad_token_id=7, **of_decoder))
+    labels = torch.tensor([[1, 2, 3], [4, 5, padding]])
+    batch = {
+        "input_features": torch.randn(2, 96, 16),
+        "attention_mask": (torch.arange(96) < torch.tensor([[96], [60]])).long(),
+        "labels": labels,
+        "decoder_input_ids": torch.nn.functional.pad(labels, (1, 0), value=8),
+    }
+    return model, batch
+
+
+def test_it_replaces_the_loss_of_a_hugging_face_model() -> None:
+    model, batch = parakeet("ParakeetForTDT")
+    wanted = model(**batch).loss
+    wanted.backward()
+    gradients = {name: x.grad.clone() for name, x in model.named_parameters() if x.grad is not None}
+    model.zero_grad()
+
+    def tdt_loss(
+        token_logits: Tensor,
+        duration_logits: Tensor,
+        labels: Tensor,
+        logit_lengths: Tensor,
+        label_lengths: Tensor,
+        blank_token_id: int,
+        durations: list[int],
+        **_: Any,
+    ) -> Tensor:
+        criterion = TDTLoss(durations, blank_token_id, reduction="mean")
+        return criterion(token_logits, duration_logits, labels, lengths=(logit_lengths, label_lengths))
+
+    model.loss_function = tdt_loss
+    loss = model(**batch).loss
+    loss.backward()
+    close(loss.detach(), wanted.detach(), 1e-5)
+    for name, x in model.named_parameters():
+        if name in gradients:
+            close(x.grad, gradients[name], 1e-4)
+    torch.optim.SGD(model.parameters(), lr=0.01).step()
+    assert model(**batch).loss < loss
+
+
+def test_it_trains_a_hugging_face_transducer_without_torchaudio() -> None:
+    model, batch = parakeet("ParakeetForRNNT")
+
+    def rnnt_loss(
+        logits: Tensor, labels: Tensor, logit_lengths: Tensor, label_lengths: Tensor, blank_token_id: int, **_: Any
+    ) -> Tensor:
+        assert label_lengths.tolist() == [3, 2]
+        criterion = TransducerLoss(blank_token_id, reduction="mean_volume")
+        loss: Tensor = criterion(logits, labels, lengths=(logit_lengths, label_lengths))
+        sizes = zip(range(2), logit_lengths.tolist(), label_lengths.tolist(), strict=True)
+        close(loss, -sum(log_likelihood(logits[b], labels[b], blank_token_id, n, m) for b, n, m in sizes) / 5, 1e-5)
+        return loss
+
+    model.loss_function = rnnt_loss
+    loss = model(**batch).loss
+    loss.backward()
+    torch.optim.SGD(model.parameters(), lr=0.01).step()
+    assert model(**batch).loss < loss
+
+
+# --- multi-blank transducers, the recipe of the page
+
+
+def test_multi_blank_recipe_equals_enumeration(backend: str) -> None:
+    blanks, sigma = {0: 1, 4: 2, 5: 4}, 0.05  # class of each blank, and its frames
+    moves = [bx.Move(d, 0, score=L.cell_class("log_probs", c, -d)) for c, d in blanks.items()]
+    moves.append(bx.Move(0, 1, score=L.cell_label("log_probs", "targets", 0, -1), where=L.row("is_frame")))
+    logits = potentials(4, 6, 4, 6, requires_grad=True)
+    tensors = {
+        "log_probs": logits.log_softmax(-1) - sigma,
+        "targets": TARGETS,
+        "is_frame": torch.arange(7) < LENGTHS[0].unsqueeze(-1),
+    }
+    p = bx.Lattice(moves).paths(tensors, grid=(LENGTHS[0] + 1, LENGTHS[1] + 1))
+    class_of = {d: c for c, d in blanks.items()}
+    wanted = []
+    for member, (frames, labels) in enumerate(SIZES):
+        log_probs = tensors["log_probs"][member]
+        scores = [
+            sum(log_probs[t, u, int(TARGETS[member, u]) if kind == "label" else class_of[d]] for kind, t, u, d in path)
+            for path in tdt_paths(frames, labels, (0, 1, 2, 4))
+            if all(d == 0 for kind, _, _, d in path if kind == "label")
+        ]
+        wanted.append(torch.stack(scores).logsumexp(0))
+    close(p.value, torch.stack(wanted))
+    close(*(torch.autograd.grad(x.sum(), logits, retain_graph=True)[0] for x in (p.value, torch.stack(wanted))))
 
 
 # --- errors
