@@ -245,6 +245,15 @@ def test_timestamps_are_those_of_enumerated_paths(backend: str) -> None:
     close(p[0].log_prob(walks), scores.log_softmax(0)[k_best.indices])
     samples = p.sample_decoded((4,))
     assert p.timestamps(samples).shape == (4, 4, 3, 2)
+    for row in ([2, 0, 0, 9], [2, 0, 0, 5], [2, 5, 0, 5]):
+        with pytest.raises(ValueError, match=r"walks must be paths, such as decode\(\) returns, got the row"):
+            p[0].timestamps(torch.tensor([[0, 0, 0, -1], row]))
+
+
+def test_a_target_without_a_path_has_no_timestamps(backend: str) -> None:
+    p = TDTLoss((1,)).distribution(potentials(2, 3, 4), potentials(2, 3, 1), torch.tensor([1, 2]))
+    assert p.value == -math.inf
+    assert p.timestamps(p.decode()).tolist() == [[-1, -1], [-1, -1]]
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, in Dynamo

@@ -23,13 +23,13 @@ _REDUCTIONS = ("none", "sum", "mean_batch", "mean_volume")
 class _JointLoss(Smoothed):
     """A loss for the output of a joint network: −log p(targets) with FastEmit and a reduction."""
 
-    reductions: ClassVar[tuple[str, ...]] = _REDUCTIONS
+    _reductions: ClassVar[tuple[str, ...]] = _REDUCTIONS
 
     def __init__(
         self, blank: int, reduction: str, fastemit: float, omega: str | Regularizer, gamma: Gamma | None
     ) -> None:
         super().__init__(omega, gamma)
-        check_choice("reduction", reduction, self.reductions)
+        check_choice("reduction", reduction, self._reductions)
         if not 0 <= fastemit < math.inf:
             raise ValueError(f"fastemit must be a number of at least 0, got {fastemit}")
         self.blank, self.reduction, self.fastemit = blank, reduction, fastemit
@@ -122,7 +122,7 @@ class TDTLoss(_JointLoss):
             4). With more than 8 durations, other kernels are used, which need much more time and memory.
         blank: The class of the blank, default 0.
         sigma: The undernormalization σ, default 0. It is subtracted from the log-probability of each label and blank,
-            so that sequences with few steps are preferred. It is not subtracted from those of durations.
+            so that sequences with few steps are preferred. Log-probabilities of durations do not change.
         reduction: The reduction over the batch: "none", "sum", "mean_batch" (the default), "mean_volume" or "mean".
             "mean_batch" is the mean of the losses. "mean_volume" is the sum of the losses divided by the total number
             of labels. "mean" is the mean of the losses, each divided by the number of its labels (by 1 if it has none),
@@ -141,7 +141,7 @@ class TDTLoss(_JointLoss):
     tensor(5.3759)
     """
 
-    reductions: ClassVar[tuple[str, ...]] = (*_REDUCTIONS, "mean")
+    _reductions: ClassVar[tuple[str, ...]] = (*_REDUCTIONS, "mean")
 
     @answers_near_misses
     def __init__(

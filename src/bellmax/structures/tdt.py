@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bellmax.inputs import Lengths
+from bellmax.modes import is_checked
 from bellmax.regularizers import Regularizer
 from bellmax.structures.joint import log_softmax_all
 from bellmax.structures.lattice import Lattice, LatticePaths, Move, cell, cell_class, row
@@ -127,10 +128,12 @@ class TDTPaths(LatticePaths):
         """
         _, decoded = self._read_decoded("walks", walks)
         i, j, _, move = decoded.unbind(-1)
-        labels = self.event_shape[1] - 1
-        moves = self.lattice.moves
-        is_label = torch.tensor([bool(m.dj) for m in moves], device=self.device)[move.clamp(min=0)] & (move >= 0)
-        duration = torch.tensor([m.di for m in moves], device=self.device)[move.clamp(min=0)]
+        labels, moves = self.event_shape[1] - 1, self.lattice.moves
+        steps = torch.tensor([(m.di, m.dj) for m in moves], device=self.device)[move.clamp(0, len(moves) - 1)]
+        duration, is_label = steps[..., 0], (steps[..., 1] > 0) & (move >= 0)
+        bad = (move >= len(moves)) | (is_label & ((j < 1) | (j > labels)))
+        if is_checked(decoded) and bool(bad.any()):
+            raise ValueError(f"walks must be paths, such as decode() returns, got the row {decoded[bad][0].tolist()}")
         number = torch.where(is_label, j - 1, labels).unsqueeze(-1).expand(*j.shape, 2)
         rows = torch.full((*j.shape[:-1], labels + 1, 2), -1, device=self.device)
         return rows.scatter(-2, number, torch.stack((i - duration, duration), -1))[..., :-1, :]

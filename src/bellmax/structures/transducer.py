@@ -216,11 +216,12 @@ class Transducer(LatticePaths):
             needed = "floating point of shape (..., T, s, V)"
             raise ValueError(f"logits must be {needed}, got {logits.dtype} of shape {tuple(logits.shape)}")
         frames, width, classes = logits.shape[-3:]
-        num_labels = check_tensor("targets", targets).shape[-1] if targets.ndim else 0
+        _check_ranges(ranges, logits)
+        num_labels = targets.shape[-1] if check_tensor("targets", targets).ndim else 0
         sizes = read_lengths("logits", (logits, 3), lengths, (1, 0), (frames, num_labels))
-        _check_ranges(ranges, logits, num_labels, sizes)
         scores = {"logits": (logits, 3), "ranges": (ranges, 1)}
         labels, batch = _read_targets(targets, scores, num_labels, classes, blank, sizes)
+        _check_positions(ranges, num_labels, sizes)
         positions = ranges.long().unsqueeze(-1) + torch.arange(width, device=logits.device)
         positions = positions.clamp(0, num_labels + 1).expand(*batch, frames, width)
         next_label = pad(labels, (0, 2)).unsqueeze(-2).expand(*batch, frames, num_labels + 2).gather(-1, positions)
@@ -313,7 +314,7 @@ class Transducer(LatticePaths):
 
         A label position is a number of emitted labels, from 0 to U. A pruned transducer evaluates a large joint network
         only at ``s_range`` adjacent positions of each frame. If ``start`` is the result of this method, the positions
-        to keep are ``start.unsqueeze(-1) + arange(s_range)``.
+        to keep are ``start.unsqueeze(-1) + arange(s_range)``. Pass the result to :meth:`from_pruned`.
 
         For each frame, the method selects the range that contains the largest part of the expected path. It then shifts
         ranges where necessary, so that they contain at least one complete path. For this purpose, the first range
@@ -356,8 +357,8 @@ def _is_padding(size: int, length: Tensor) -> Tensor:
     return (torch.arange(size, device=length.device) >= length.unsqueeze(-1)).unsqueeze(-1)
 
 
-def _check_ranges(ranges: Tensor, logits: Tensor, num_labels: int, lengths: tuple[Tensor, Tensor] | None) -> None:
-    """Raise ``ValueError`` if the ranges of a pruned transducer are not first label positions (..., T) of frames."""
+def _check_ranges(ranges: Tensor, logits: Tensor) -> None:
+    """Raise ``ValueError`` if ``ranges`` are not integers (..., T) on the device of logits (..., T, s, V)."""
     frames = logits.shape[-3]
     if check_tensor("ranges", ranges).shape[-1:] != (frames,) or not are_integers(ranges):
         is_of_k2 = ranges.shape[-2:] == logits.shape[-3:-1]
@@ -366,14 +367,20 @@ def _check_ranges(ranges: Tensor, logits: Tensor, num_labels: int, lengths: tupl
         raise ValueError(f"ranges must be {needed}, got {ranges.dtype} of shape {tuple(ranges.shape)}{hint}")
     if ranges.device != logits.device:
         raise ValueError(f"ranges must be on the device of logits, {logits.device}, got {ranges.device}")
-    if is_checked(ranges):
-        is_frame = torch.arange(frames) < (frames if lengths is None else lengths[0].unsqueeze(-1))
-        bad = ((ranges < 0) | (ranges > num_labels)) & is_frame
-        if bool(bad.any()):
-            *sequence, frame = bad.nonzero()[0].tolist()
-            got = int(ranges.expand(bad.shape)[(*sequence, frame)])
-            where = f"frame {frame}{of_sequence(sequence)}"
-            raise ValueError(f"ranges must hold positions from 0 to {num_labels}, got {got} at {where}")
+
+
+def _check_positions(ranges: Tensor, num_labels: int, lengths: tuple[Tensor, Tensor] | None) -> None:
+    """Raise an error if a frame within the lengths has a position in ``ranges`` outside of 0 to ``num_labels``."""
+    if not is_checked(ranges):
+        return
+    frames = ranges.shape[-1]
+    is_frame = torch.arange(frames) < (frames if lengths is None else lengths[0].unsqueeze(-1))
+    bad = ((ranges < 0) | (ranges > num_labels)) & is_frame
+    if bool(bad.any()):
+        *sequence, frame = bad.nonzero()[0].tolist()
+        got = int(ranges.expand(bad.shape)[(*sequence, frame)])
+        where = f"frame {frame}{of_sequence(sequence)}"
+        raise ValueError(f"ranges must hold positions from 0 to {num_labels}, got {got} at {where}")
 
 
 def read_joint(
