@@ -63,7 +63,8 @@ class TransducerLoss(_JointLoss):
             of labels.
         fastemit: The weight λ of FastEmit (Yu et al., 2021), default 0. The loss does not change. Its gradient with
             respect to the log-probability of each label is multiplied by 1 + λ, so that labels are emitted earlier.
-            NeMo recommends values from 0.0001 to 0.01. If λ > 0, second derivatives raise ``RuntimeError``.
+            NeMo recommends values from 0.0001 to 0.01. If λ > 0, second derivatives raise ``RuntimeError``, and forward
+            mode is not supported.
         omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
             :class:`Regularizer`.
         gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
