@@ -68,6 +68,7 @@ bench: $(INSTALLED) build/peers/installed  ## measure everything against its pee
 	$(BIN)/python benchmarks/dtw.py
 	$(BIN)/python benchmarks/ctc.py
 	$(BIN)/python benchmarks/lattices.py
+	$(BIN)/python benchmarks/transducers.py
 	$(BIN)/python benchmarks/trees.py
 	$(BIN)/python benchmarks/programs.py
 	$(BIN)/python benchmarks/samples.py

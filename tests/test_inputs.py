@@ -330,6 +330,7 @@ def test_wrong_lengths_and_masks_are_named(steps: dict[str, Any], message: str) 
         (lambda: bx.CTC(FRAMES, LABELS, target_lengths=[1]), "'target_lengths': use " + PAIR),
         (lambda: TransducerLoss()(JOINT, LABELS, logit_lengths=[3]), "'logit_lengths': use " + PAIR),
         (lambda: bx.Transducer.from_logits(JOINT, LABELS, logit_lengths=[3]), "'logit_lengths': use " + PAIR),
+        (lambda: TransducerLoss(fastemit_lambda=0.01), "use fastemit="),
         (lambda: DTWLoss()(FRAMES, FRAMES, input_lengths=[3]), "'input_lengths': use " + PAIR),
         (lambda: bx.Chain(torch.zeros(1, 2, 2), input_lengths=1), "'input_lengths': use lengths=$"),
         (lambda: CRF(3, batch_first=True), r"'batch_first': inputs are always batch-first, \(batch, time, \.\.\.\)"),

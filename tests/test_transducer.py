@@ -252,6 +252,91 @@ def test_pruning_keeps_the_likely_path_and_respects_lengths() -> None:
         p.prune(1)
 
 
+def pruned_problem(seed: int = 0) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]:
+    """Logits (B, T, s, V) with NaN in the padding of frames, ranges, targets and lengths."""
+    targets, lengths = (
+        torch.tensor([[2, 1, 3], [3, 3, 0], [1, 0, 0]]),
+        (torch.tensor([5, 3, 4]), torch.tensor([3, 2, 0])),
+    )
+    am, lm = potentials(3, 5, 4, seed=seed), potentials(3, 4, 4, seed=seed + 1)
+    ranges = bx.Transducer.from_additive(am, lm, targets, lengths=lengths).prune(2)
+    logits = potentials(3, 5, 2, 4, seed=seed + 2)
+    logits[torch.arange(5) >= lengths[0].unsqueeze(-1)] = math.nan
+    return logits.requires_grad_(), ranges, targets, lengths
+
+
+def everywhere(logits: Tensor, ranges: Tensor, positions: int) -> Tensor:
+    """Logits (B, T, U + 1, V) with −∞ outside of the ranges, entry by entry."""
+    rows = [[[logits.new_full((logits.shape[-1],), -math.inf)] * positions for _ in row] for row in ranges.tolist()]
+    for b, starts in enumerate(ranges.tolist()):
+        for t, start in enumerate(starts):
+            for n in range(logits.shape[2]):
+                if 0 <= start + n < positions:
+                    rows[b][t][start + n] = logits[b, t, n]
+    return torch.stack([torch.stack([torch.stack(row) for row in member]) for member in rows])
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+@two_kinds
+def test_pruned_logits_equal_logits_that_are_forbidden_elsewhere(
+    omega: bx.Regularizer, normalized: bool, backend: str
+) -> None:
+    logits, ranges, targets, lengths = pruned_problem()
+    options: dict[str, Any] = {"lengths": lengths, "omega": omega, "normalized": normalized}
+    p = bx.Transducer.from_pruned(logits, ranges, targets, **options)
+    q = bx.Transducer.from_logits(everywhere(logits, ranges, 4), targets, **options)
+    assert bool(p.value.isfinite().all())
+    close(p.value, q.value)
+    gradients = [torch.autograd.grad(x.value.sum(), logits, create_graph=True)[0] for x in (p, q)]
+    close(*gradients)
+    products = [torch.autograd.grad(g.nan_to_num().square().sum(), logits)[0] for g in gradients]
+    close(*(x.nan_to_num() for x in products))
+    assert bool(gradients[0].isfinite().all())
+    close(p.expected_path, q.expected_path)
+
+
+def test_ranges_may_reach_beyond_the_last_label(backend: str) -> None:
+    logits, targets = potentials(2, 4, 5, 4), torch.tensor([[1, 3], [2, 0]])
+    ranges = torch.tensor([[0, 0, 1, 2], [0, 0, 0, 99]])  # the last one is in the padding
+    lengths = [4, 3], [2, 1]
+    p = bx.Transducer.from_pruned(logits, ranges, targets, lengths=lengths)
+    close(p.value, bx.Transducer.from_logits(everywhere(logits, ranges, 3), targets, lengths=lengths).value)
+    one = bx.Transducer.from_pruned(logits[0].half(), ranges[0].int(), targets[0])
+    assert one.value.dtype == torch.float32
+    close(one.value.double(), p.value[0], 1e-2)
+
+
+def test_ranges_without_a_path_have_no_value_and_no_gradient(backend: str) -> None:
+    logits = potentials(4, 2, 4, requires_grad=True)
+    value = bx.Transducer.from_pruned(logits, torch.tensor([0, 0, 3, 3]), torch.tensor([1, 2, 3, 1])).value
+    assert value == -math.inf
+    assert not torch.autograd.grad(value, logits)[0].any()
+
+
+@pytest.mark.parametrize(
+    ("logits", "ranges", "message"),
+    [
+        (torch.zeros(4, 2), torch.zeros(4).long(), r"logits must be floating point of shape \(..., T, s, V\), got"),
+        (torch.zeros(4, 2, 3), torch.zeros(4), r"ranges must be integers \(..., 4\), the first label position of each"),
+        (
+            torch.zeros(4, 2, 3),
+            torch.zeros(3).long(),
+            r"ranges must be integers \(..., 4\), .* got torch.int64 of shape",
+        ),
+        (torch.zeros(4, 2, 3), torch.zeros(4, 2).long(), r"as in k2, pass ranges\[..., 0\]"),
+        (torch.zeros(1, 4, 2, 3), torch.tensor([[0, 1, 3, 1]]), "from 0 to 2, got 3 at frame 2 of sequence 0"),
+        (
+            torch.zeros(4, 2, 3),
+            torch.tensor([0, -1, 1, 1]),
+            "ranges must hold positions from 0 to 2, got -1 at frame 1",
+        ),
+    ],
+)
+def test_errors_of_pruned_logits_name_the_argument(logits: Tensor, ranges: Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        bx.Transducer.from_pruned(logits, ranges, torch.tensor([1, 2]))
+
+
 # --- errors
 
 

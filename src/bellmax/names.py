@@ -23,7 +23,7 @@ PUBLIC = {
         "dtw_neighbors lattice losses nn plots program sklearn use_backend viterbi"
     ),
     "bellmax.nn": (
-        "CRF CTCLoss DTWAlignment DTWLoss SegmentationAttention SmoothedMax TagConstraints TransducerLoss "
+        "CRF CTCLoss DTWAlignment DTWLoss SegmentationAttention SmoothedMax TDTLoss TagConstraints TransducerLoss "
         "tag_constraints"
     ),
     "bellmax.losses": (
@@ -96,6 +96,7 @@ FOREIGN = {
         "SoftDTWLoss": "bellmax.nn.DTWLoss",
         "Softmax": "bellmax.Negentropy",
         "Sparsemax": "bellmax.Tsallis(2)",
+        "TDT": "bellmax.nn.TDTLoss",
         "TimeSeriesKMeans": "bellmax.sklearn.DTWKMeans",
         "TreeCRF": "bellmax.SpanTrees",
         "Viterbi": "bellmax.Chain",
@@ -136,6 +137,7 @@ FOREIGN = {
         "softmax": "bellmax.Negentropy().argmax",
         "sparsemax": "bellmax.Tsallis(2).argmax",
         "subsequence_dtw": "bellmax.DTW(cost, open_begin=True, open_end=True)",
+        "tdt_loss": "bellmax.nn.TDTLoss",
         "version": "bellmax.__version__",
         "viterbi_decode": "bellmax.Chain(...).decode()",
     },
@@ -258,6 +260,7 @@ _FOREIGN_ARGUMENTS: Mapping[str, str] = {
     "barycenter_size": "length",
     "blank_id": "blank",
     "blank_index": "blank",
+    "blank_token_id": "blank",
     "cost_matrix": "cost",
     "costs": "cost minimize",
     "dist": "cost",
@@ -267,6 +270,7 @@ _FOREIGN_ARGUMENTS: Mapping[str, str] = {
     "emission": "emissions",
     "encoding": "scheme",
     "end_transitions": "end",
+    "fastemit_lambda": "fastemit",
     "final": "end",
     "gap": "gap_open",
     "gap_extension": "gap_extend",

@@ -156,13 +156,14 @@ def layers() -> None:
     loss: Tensor = crf(torch.zeros(2, 4, 3), torch.zeros(2, 4, dtype=torch.int64))
     ctc: Tensor = nn.CTCLoss()(torch.zeros(5, 4), torch.tensor([1, 2]))
     rnnt: Tensor = nn.TransducerLoss()(torch.zeros(4, 3, 5), torch.tensor([1, 2]))
+    tdt: Tensor = nn.TDTLoss((1, 2))(torch.zeros(4, 3, 5), torch.zeros(4, 3, 2), torch.tensor([1, 2]))
     dtw: Tensor = nn.DTWLoss(gamma=0.1)(torch.rand(1, 6, 2), torch.rand(1, 5, 2))
     alignment: Tensor = nn.DTWAlignment("sparsemax")(torch.rand(6, 2), torch.rand(5, 2))
     pooled: Tensor = nn.SmoothedMax("sparsemax", dim=-2)(torch.rand(3, 4))
     context, weights = nn.SegmentationAttention(3, 4, num_heads=2)(
         torch.rand(2, 5, 3), torch.rand(2, 6, 4), mask=torch.ones(2, 5, 6).bool(), is_causal=True
     )
-    _ = loss, ctc, rnnt, dtw, alignment, pooled, context, weights
+    _ = loss, ctc, rnnt, tdt, dtw, alignment, pooled, context, weights
 
 
 def all_losses() -> None:

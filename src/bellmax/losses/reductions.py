@@ -60,12 +60,15 @@ def reduce(targets: Targets, loss: Tensor, reduction: str) -> Tensor:
 
 
 def reduce_by_labels(loss: Tensor, labels: Tensor, reduction: str) -> Tensor:
-    """Reduce a loss of the batch shape as torch's ``ctc_loss`` does.
+    """Reduce a loss of the batch shape, with the number of labels of each sequence.
 
-    For "mean", each loss is first divided by the number of its labels, or by 1 if it has no labels.
+    For "mean", each loss is first divided by the number of its labels, or by 1 if it has no labels, as in torch's
+    ``ctc_loss``. For "mean_volume", the sum is divided by the total number of labels. "mean_batch" is a plain mean.
     """
     if reduction == "none":
         return loss
     if reduction == "sum" or not loss.numel():
         return loss.sum()
-    return (loss / labels.clamp(min=1)).mean()
+    if reduction == "mean_volume":
+        return loss.sum() / labels.sum().clamp(min=1)
+    return (loss if reduction == "mean_batch" else loss / labels.clamp(min=1)).mean()

@@ -9,7 +9,7 @@ from bellmax.nn.ctc import CTCLoss
 from bellmax.nn.dtw import DTWAlignment, DTWLoss
 from bellmax.nn.pooling import SmoothedMax
 from bellmax.nn.tags import TagConstraints, tag_constraints
-from bellmax.nn.transducer import TransducerLoss
+from bellmax.nn.transducer import TDTLoss, TransducerLoss
 
 __all__ = [
     "CRF",
@@ -18,6 +18,7 @@ __all__ = [
     "DTWLoss",
     "SegmentationAttention",
     "SmoothedMax",
+    "TDTLoss",
     "TagConstraints",
     "TransducerLoss",
     "tag_constraints",

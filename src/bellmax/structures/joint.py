@@ -32,6 +32,18 @@ def log_softmax_at(joint: Tensor, label: Tensor, blank: int) -> tuple[Tensor, Te
     return at_blank.reshape(label.shape), at_label.reshape(label.shape)
 
 
+def log_softmax_all(scores: Tensor, is_padding: Tensor | None) -> Tensor:
+    """Return log_softmax(scores) over the last dimension, which is small, for every entry of (..., D).
+
+    Half precision becomes float32. A row that is all −∞, or that the mask ``is_padding`` (...) selects, gives −∞ and
+    gets no gradient.
+    """
+    scores = promote_half(scores)
+    is_empty = (scores == -math.inf).all(-1)
+    is_empty = (is_empty if is_padding is None else is_empty | is_padding).unsqueeze(-1)
+    return scores.masked_fill(is_empty, 0).log_softmax(-1).masked_fill(is_empty, -math.inf)
+
+
 def log_sum_of_products(a: Tensor, b: Tensor) -> Tensor:
     """Return log Σ_v exp(a[..., t, v] + b[..., u, v]), (..., T, U), for a (..., T, V) and b (..., U, V).
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from bellmax.decoded import Fault
+from bellmax.decoded import Fault, are_integers
 from bellmax.inputs import Lengths, answers_near_misses, check_tensor
 from bellmax.modes import is_checked, is_readable
 from bellmax.programs.checks import of_sequence
@@ -167,20 +168,68 @@ class Transducer(LatticePaths):
         >>> p.value                                        # 10 paths of 6 steps
         tensor(-7.3540)
         """
-        if check_tensor("logits", logits).ndim < 3 or 0 in logits.shape[-3:]:
-            raise ValueError(f"logits must have shape (..., T, U + 1, V), got {tuple(logits.shape)}")
-        if not logits.is_floating_point():
-            raise ValueError(f"logits must be floating point, got dtype {logits.dtype}")
-        frames, _, classes = logits.shape[-3:]
-        sizes = read_lengths("logits", (logits, 3), lengths, (1, 0), (frames, logits.shape[-2] - 1))
-        labels, batch = _read_targets(targets, {"logits": (logits, 3)}, logits.shape[-2] - 1, classes, blank, sizes)
-        logits, labels = logits.expand(batch + logits.shape[-3:]), labels.expand(*batch, labels.shape[-1])
-        next_label = pad(labels, (0, 1)).unsqueeze(-2).expand(logits.shape[:-1])
-        if normalized:
-            blank_scores, label_scores = logits[..., blank], logits.gather(-1, next_label.unsqueeze(-1)).squeeze(-1)
-        else:
-            blank_scores, label_scores = log_softmax_at(logits, next_label, blank)
-        return cls(blank_scores, label_scores[..., :-1], lengths=lengths, omega=omega, gamma=gamma)
+        labels, batch, _ = read_joint({"logits": logits}, targets, blank, lengths)
+        logits = logits.expand(batch + logits.shape[-3:])
+        blank_scores, label_scores = score_labels(logits, labels, blank, normalized=normalized)
+        return cls(blank_scores, label_scores, lengths=lengths, omega=omega, gamma=gamma)
+
+    @classmethod
+    @answers_near_misses
+    def from_pruned(
+        cls,
+        logits: Tensor,
+        ranges: Tensor,
+        targets: Tensor,
+        *,
+        blank: int = 0,
+        normalized: bool = False,
+        lengths: tuple[Lengths, Lengths] | None = None,
+        omega: str | Regularizer = "negentropy",
+        gamma: Gamma | None = None,
+    ) -> Transducer:
+        """Return a transducer from logits at a few adjacent label positions of each frame.
+
+        A label position is a number of emitted labels, from 0 to U. All other label positions are forbidden. This is
+        the second step of a pruned transducer, as in k2. The first step is :meth:`prune`, which selects the positions.
+        If ``ranges`` leave no path, ``value`` is −∞.
+
+        Args:
+            logits: The output (..., T, s, V) of the joint network at s adjacent label positions of each frame.
+            ranges: The first of the s label positions of each frame, integers (..., T) from 0 to U, such as the result
+                of :meth:`prune`. Positions beyond the last label are ignored.
+            targets: The labels (..., U), integers without the blank. Padding may have any values.
+            blank: The class of the blank, default 0.
+            normalized: If True, the logits are used as they are. If False (the default), a log-softmax normalizes them.
+            lengths: A pair (frames, labels), as in :class:`Transducer`.
+            omega: The regularizer Ω: "negentropy" (the default), "sparsemax", "entmax", "l2", "hard", or a
+                :class:`Regularizer`.
+            gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
+
+        >>> import bellmax as bx
+        >>> am, lm, targets = torch.zeros(6, 4), torch.zeros(5, 4), torch.tensor([1, 2, 3, 1])
+        >>> ranges = bx.Transducer.from_additive(am, lm, targets).prune(3)
+        >>> p = bx.Transducer.from_pruned(torch.zeros(6, 3, 4), ranges, targets)
+        >>> int(p.num_paths)                               # 126 paths without pruning
+        45
+        """
+        if check_tensor("logits", logits).ndim < 3 or 0 in logits.shape[-3:] or not logits.is_floating_point():
+            needed = "floating point of shape (..., T, s, V)"
+            raise ValueError(f"logits must be {needed}, got {logits.dtype} of shape {tuple(logits.shape)}")
+        frames, width, classes = logits.shape[-3:]
+        _check_ranges(ranges, logits)
+        num_labels = targets.shape[-1] if check_tensor("targets", targets).ndim else 0
+        sizes = read_lengths("logits", (logits, 3), lengths, (1, 0), (frames, num_labels))
+        scores = {"logits": (logits, 3), "ranges": (ranges, 1)}
+        labels, batch = _read_targets(targets, scores, num_labels, classes, blank, sizes)
+        _check_positions(ranges, num_labels, sizes)
+        positions = ranges.long().unsqueeze(-1) + torch.arange(width, device=logits.device)
+        positions = positions.clamp(0, num_labels + 1).expand(*batch, frames, width)
+        next_label = pad(labels, (0, 2)).unsqueeze(-2).expand(*batch, frames, num_labels + 2).gather(-1, positions)
+        at_positions = _score_next(logits.expand(*batch, frames, width, classes), next_label, blank, normalized)
+        # The last column takes the positions beyond the last label.
+        forbidden = at_positions[0].new_full((*batch, frames, num_labels + 2), -math.inf)
+        blank_scores, label_scores = (forbidden.scatter(-1, positions, at) for at in at_positions)
+        return cls(blank_scores[..., :-1], label_scores[..., :-2], lengths=lengths, omega=omega, gamma=gamma)
 
     @classmethod
     @answers_near_misses
@@ -265,7 +314,7 @@ class Transducer(LatticePaths):
 
         A label position is a number of emitted labels, from 0 to U. A pruned transducer evaluates a large joint network
         only at ``s_range`` adjacent positions of each frame. If ``start`` is the result of this method, the positions
-        to keep are ``start.unsqueeze(-1) + arange(s_range)``.
+        to keep are ``start.unsqueeze(-1) + arange(s_range)``. Pass the result to :meth:`from_pruned`.
 
         For each frame, the method selects the range that contains the largest part of the expected path. It then shifts
         ranges where necessary, so that they contain at least one complete path. For this purpose, the first range
@@ -306,6 +355,72 @@ class Transducer(LatticePaths):
 def _is_padding(size: int, length: Tensor) -> Tensor:
     """Mask (..., size, 1), True at positions from ``length`` (...) on."""
     return (torch.arange(size, device=length.device) >= length.unsqueeze(-1)).unsqueeze(-1)
+
+
+def _check_ranges(ranges: Tensor, logits: Tensor) -> None:
+    """Raise ``ValueError`` if ``ranges`` are not integers (..., T) on the device of logits (..., T, s, V)."""
+    frames = logits.shape[-3]
+    if check_tensor("ranges", ranges).shape[-1:] != (frames,) or not are_integers(ranges):
+        is_of_k2 = ranges.shape[-2:] == logits.shape[-3:-1]
+        hint = ". For all positions of each frame, as in k2, pass ranges[..., 0]" if is_of_k2 else ""
+        needed = f"integers (..., {frames}), the first label position of each frame"
+        raise ValueError(f"ranges must be {needed}, got {ranges.dtype} of shape {tuple(ranges.shape)}{hint}")
+    if ranges.device != logits.device:
+        raise ValueError(f"ranges must be on the device of logits, {logits.device}, got {ranges.device}")
+
+
+def _check_positions(ranges: Tensor, num_labels: int, lengths: tuple[Tensor, Tensor] | None) -> None:
+    """Raise an error if a frame within the lengths has a position in ``ranges`` outside of 0 to ``num_labels``."""
+    if not is_checked(ranges):
+        return
+    frames = ranges.shape[-1]
+    is_frame = torch.arange(frames) < (frames if lengths is None else lengths[0].unsqueeze(-1))
+    bad = ((ranges < 0) | (ranges > num_labels)) & is_frame
+    if bool(bad.any()):
+        *sequence, frame = bad.nonzero()[0].tolist()
+        got = int(ranges.expand(bad.shape)[(*sequence, frame)])
+        where = f"frame {frame}{of_sequence(sequence)}"
+        raise ValueError(f"ranges must hold positions from 0 to {num_labels}, got {got} at {where}")
+
+
+def read_joint(
+    tensors: dict[str, Tensor], targets: Tensor, blank: int, lengths: tuple[Lengths, Lengths] | None
+) -> tuple[Tensor, torch.Size, tuple[Tensor, Tensor] | None]:
+    """Return the labels (..., U) of targets, the batch shape, and ``lengths`` as two tensors.
+
+    ``tensors`` are the named outputs (..., T, U + 1, V) of a joint network. The blank and the labels are classes of the
+    first output. Raises ``ValueError`` if an argument has a wrong shape, dtype or value.
+    """
+    (name, first), *others = tensors.items()
+    if check_tensor(name, first).ndim < 3 or 0 in first.shape[-3:]:
+        raise ValueError(f"{name} must have shape (..., T, U + 1, V), got {tuple(first.shape)}")
+    frames, positions, classes = first.shape[-3:]
+    for other, tensor in others:
+        if check_tensor(other, tensor).shape[-3:-1] != (frames, positions) or not tensor.shape[-1]:
+            raise ValueError(f"{other} must have shape (..., {frames}, {positions}, D), got {tuple(tensor.shape)}")
+        if tensor.device != first.device:
+            raise ValueError(f"{other} must be on the device of {name}, {first.device}, got {tensor.device}")
+    for any_name, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            raise ValueError(f"{any_name} must be floating point, got dtype {tensor.dtype}")
+    sizes = read_lengths(name, (first, 3), lengths, (1, 0), (frames, positions - 1))
+    scores = {any_name: (tensor, 3) for any_name, tensor in tensors.items()}
+    labels, batch = _read_targets(targets, scores, positions - 1, classes, blank, sizes)
+    return labels, batch, sizes
+
+
+def score_labels(logits: Tensor, labels: Tensor, blank: int, *, normalized: bool = False) -> tuple[Tensor, Tensor]:
+    """Return the scores of the blank, (..., T, U + 1), and of the labels (..., U), (..., T, U), from logits."""
+    next_label = pad(labels, (0, 1)).unsqueeze(-2).expand(logits.shape[:-1])
+    blank_scores, label_scores = _score_next(logits, next_label, blank, normalized)
+    return blank_scores, label_scores[..., :-1]
+
+
+def _score_next(logits: Tensor, next_label: Tensor, blank: int, normalized: bool) -> tuple[Tensor, Tensor]:
+    """Return the scores (...) of the blank and of the next label (...), from logits (..., V)."""
+    if normalized:
+        return logits[..., blank], logits.gather(-1, next_label.unsqueeze(-1)).squeeze(-1)
+    return log_softmax_at(logits, next_label, blank)
 
 
 def _read_targets(
