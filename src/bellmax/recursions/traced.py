@@ -91,9 +91,10 @@ class Traced:
         form_of_edge = (np.cumsum(is_used) - 1)[arrays.form]
         self._set_forms(trace, np.flatnonzero(is_used))
         rows = Rows(arrays.head, arrays.tail, arrays.arity, None, torch.device("cpu"))
-        with outside_modes():
-            self.hypergraph = Hypergraph(rows, weight_of=form_of_edge)
-            self._index = {torch.device("cpu"): self._make_index(form_of_edge)}
+        self.hypergraph = Hypergraph(rows, weight_of=form_of_edge)
+        self._index = {torch.device("cpu"): self._make_index(form_of_edge)}
+        self.is_cancelling = torch.from_numpy(self._find_cancelling())
+        """(entries,), True for the entries of the inputs that a derivation can use although their count is 0."""
         names = [*inputs, *([ONE] if self.has_constants else [])]
         self.program = LinearGraphProgram(names, self.has_extra_root, self.hypergraph._longest_path)
         self._set_lines(trace, nodes, code)
@@ -169,6 +170,14 @@ class Traced:
         return self._random[key]
 
     def num_unused(self) -> dict[str, int]:
+    def _find_cancelling(self) -> NDArray[np.bool_]:
+        """Return (entries,), True for the entries of the inputs with coefficients of both signs."""
+        size = sum(math.prod(shape) for shape in self.inputs.values())
+        is_added, is_subtracted = np.zeros((2, size + 1), dtype=bool)
+        is_added[self._entry[self._coefficient > 0]] = True
+        is_subtracted[self._entry[self._coefficient < 0]] = True
+        return (is_added & is_subtracted)[:size]
+
         """Return the number of entries of each input that no edge uses."""
         sizes = [math.prod(shape) for shape in self.inputs.values()]
         is_used = np.zeros(sum(sizes) + 1, dtype=bool)
