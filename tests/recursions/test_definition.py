@@ -6,6 +6,7 @@ import pickle
 import threading
 
 import pytest
+import numpy as np
 import torch
 
 import bellmax as bx
@@ -202,6 +203,58 @@ def test_numbers_that_the_function_captures_are_part_of_the_key(monkeypatch):
 
 def test_old_traces_are_dropped_if_all_traces_are_too_large():
     calls = []
+
+def test_equal_keyword_arguments_of_different_types_are_different():
+    @bx.program("item")
+    def kind(value, *, x):
+        return value[0] + len(type(x[-1] if isinstance(x, tuple) else x).__name__)
+
+    for x in (1, 1.0, True, (0, 1), (0, 1.0), (0, True)):
+        name = type(x[-1] if isinstance(x, tuple) else x).__name__
+        assert kind(torch.zeros(1), x=x).value == len(name), x
+    count = len(kind._traces)
+    kind(torch.zeros(1), x=(0, 1.0))
+    assert len(kind._traces) == count == 6
+
+
+def _pair(value):
+    return bx.max(value[:2])
+
+
+COUNT, NESTED = np.int64(2), (1, [2])
+
+
+def test_functions_and_numbers_of_numpy_that_the_function_captures_are_part_of_the_key(monkeypatch):
+    @bx.program("item")
+    def paths(value):
+        return bx.max(_pair(value), *value[:COUNT])
+
+    assert paths(torch.zeros(4)).num_paths == 4
+    monkeypatch.setitem(globals(), "COUNT", np.int64(3))
+    assert paths(torch.zeros(4)).num_paths == 5
+    monkeypatch.setitem(globals(), "_pair", lambda value: bx.max(value))
+    assert paths(torch.zeros(4)).num_paths == 7
+
+
+def test_a_program_can_capture_a_tuple_of_lists():
+    assert bx.program("item")(lambda value: value[NESTED[0]] + NESTED[1][0])(torch.zeros(2)).value == 2
+
+
+def test_an_interrupted_trace_is_not_cached():
+    interrupts = [True]
+
+    @bx.program("item")
+    def best(value):
+        result = bx.max(value[:2])
+        if interrupts and interrupts.pop():
+            raise KeyboardInterrupt
+        return bx.max(result, *value[2:])
+
+    with pytest.raises(KeyboardInterrupt):
+        best(torch.zeros(4))
+    assert bx.max(1.0, 2.0) == 2.0
+    assert best(torch.zeros(4)).num_paths == 4
+
 
     @bx.program("item", max_edges=10)
     def best(value):

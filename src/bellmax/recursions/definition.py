@@ -7,7 +7,8 @@ import math
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial, update_wrapper
-from types import CodeType
+from numbers import Number
+from types import CodeType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,6 @@ from bellmax.tensors import Gamma
 
 _MAX_EDGES = 10**7
 _RESERVED = ("omega", "gamma")
-_CONSTANT_TYPES = (int, float, str, tuple, bool, type(None))
 
 
 def program(axes: str, *, max_edges: int = _MAX_EDGES) -> Callable[[Callable[..., Any]], Recursion]:
@@ -195,7 +195,7 @@ class Recursion:
 
     def _traced(self, own: tuple[tuple[int, ...], ...], static: Mapping[str, Any]) -> Traced:
         """Return the program for scores of these shapes, from the cache if possible."""
-        key = own, tuple(static.items()), self._captured_values()
+        key = own, tuple((name, _key(value)) for name, value in static.items()), self._captured_values()
         try:
             traced = self._traces.get(key)
         except TypeError:
@@ -207,11 +207,8 @@ class Recursion:
         return traced
 
     def _captured_values(self) -> tuple[Any, ...]:
-        """Return the numbers, strings and tuples outside of the function that it reads."""
-        if not self._captured:
-            return ()
-        values = (get() for get in self._captured)
-        return tuple(value if isinstance(value, _CONSTANT_TYPES) else None for value in values)
+        """Return keys of the numbers, strings, tuples and functions outside of the function that it reads."""
+        return tuple(_captured_key(get()) for get in self._captured)
 
     def _make_room(self, traced: Traced) -> None:
         """Drop the oldest traces if all traces together have more than ``max_edges`` edges."""
@@ -288,11 +285,26 @@ def _explained(error: Exception, inputs: Mapping[str, tuple[int, ...]]) -> Excep
         message = f"inside a program, scores are symbols in NumPy arrays and tables are lists, but here {error}"
     else:
         return error
-    traceback = error.__traceback__
-    while traceback is not None and traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    assert traceback is not None
-    return at_line(message, traceback.tb_frame.f_code, traceback.tb_lineno)
+    lines = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    return at_line(message, *[place for place in lines if not is_library(place[0])][-1])
+
+
+# --- keys of traces
+
+
+def _key(value: Any) -> Hashable:
+    """Return a key that differs for equal values of different types, such as 1, True and 1.0."""
+    if isinstance(value, tuple):
+        return type(value), *map(_key, value)
+    return type(value), value
+
+
+def _captured_key(value: Any) -> Hashable:
+    """Return a key of a value outside of the function. It is constant for objects that can change, such as lists."""
+    if isinstance(value, tuple):
+        return type(value), *map(_captured_key, value)
+    is_constant = isinstance(value, Number | np.bool_ | str | FunctionType | Recursion)
+    return _key(value) if is_constant else None
 
 
 # --- reading the function
