@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import threading
 
@@ -348,3 +349,19 @@ def test_devices_without_kernels_and_meta_tensors():
     assert solve(torch.zeros(2, 4, device="meta")).value.shape == (2,)
     with bx.use_backend("reference"):
         assert torch.allclose(solve(VALUES).value, torch.tensor(7.7668, dtype=torch.float64), atol=1e-4)
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda value: torch.func.jvp(value, (torch.zeros(2),), (torch.ones(2),))[0],
+        lambda value: torch.func.grad(lambda v: value(v))(torch.zeros(2)).sum() * math.log(2),
+        lambda value: torch.func.vmap(value)(torch.zeros(3, 2))[0],
+    ],
+)
+def test_the_first_call_may_be_inside_of_a_transform(run):
+    program = bx.program("i")(lambda value: bx.max(value[0], value[1] + 0.0))
+    value = lambda v: program(v).value  # noqa: E731
+    for _ in range(2):
+        assert torch.allclose(run(value), torch.tensor(math.log(2)))
+    assert torch.allclose(value(torch.zeros(2)), torch.tensor(math.log(2)))
+
+

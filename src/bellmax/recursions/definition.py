@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bellmax.inputs import check_tensor
-from bellmax.modes import once_dynamo_is_imported
+from bellmax.modes import once_dynamo_is_imported, outside_modes
 from bellmax.recursions.choices import interpreted, is_interpreted
 from bellmax.recursions.paths import ProgramPaths
 from bellmax.recursions.ragged import RaggedPaths
@@ -234,7 +234,8 @@ class Recursion:
                 result = self.function(*proxies, **static)
             except (IndexError, TypeError, AttributeError) as error:
                 raise _explained(error, inputs) from error
-        return Traced(self.__name__, trace, trace.code_of_result(result, code), inputs, code)
+        with outside_modes():
+            return Traced(self.__name__, trace, trace.code_of_result(result, code), inputs, code)
 
 
 def _keep_from_dynamo() -> None:

@@ -69,7 +69,7 @@ class _Arrays(NamedTuple):
 
 
 class Traced:
-    """A program for inputs of certain shapes.
+    """A program for inputs of certain shapes. Make it outside of all modes of torch, because later calls share it.
 
     Args:
         name: The name of the program, for messages.
@@ -169,7 +169,6 @@ class Traced:
                 self._random[key] = torch.from_numpy(1 + np.random.default_rng(0).random(size)).to(device, dtype)
         return self._random[key]
 
-    def num_unused(self) -> dict[str, int]:
     def _find_cancelling(self) -> NDArray[np.bool_]:
         """Return (entries,), True for the entries of the inputs with coefficients of both signs."""
         size = sum(math.prod(shape) for shape in self.inputs.values())
@@ -179,6 +178,7 @@ class Traced:
         return (is_added & is_subtracted)[:size]
 
         """Return the number of entries of each input that no edge uses."""
+    def num_unused(self) -> dict[str, int]:
         sizes = [math.prod(shape) for shape in self.inputs.values()]
         is_used = np.zeros(sum(sizes) + 1, dtype=bool)
         is_used[self._entry] = True
