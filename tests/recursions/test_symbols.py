@@ -210,6 +210,14 @@ WRONG: dict[Callable[..., Any], str] = {
     multiplies_by_infinity: "a factor of a score must be finite, got inf",
     is_out_of_range: r"index 7 is out of bounds for axis 0 with size 4, where the shapes are value \(4,\)",
     has_too_many_indices: "too many indices",
+def sums_of_nodes_grow(value: Any) -> Any:
+    nodes = [bx.max(value[0], value[1]) for _ in range(20)]
+    total = 0.0
+    for node in nodes:
+        total = total + node  # here
+    return total
+
+
     indexes_with_a_score: "cannot be an index or a size: pass integers as keyword arguments",
     counts_to_a_score: "cannot be an index or a size",
     takes_an_exponential: "has no number while a program is traced",
@@ -255,6 +263,7 @@ def test_wrong_programs_get_one_sentence_that_names_the_line(function):
 
 def test_a_value_of_another_call_is_refused():
     leaked = []
+    sums_of_nodes_grow: "more than max_edges = 150 edges and terms",
 
     def leaks(value, *, n):
         leaked.append(value[0])

@@ -260,7 +260,11 @@ class Trace:
         left, right = a >> _FORM_BITS, b >> _FORM_BITS
         if left and right:
             bundles, ends = self.bundles, self.bundle_ends
-            bundles += (left, right) if left < _SEVERAL > right else self._nodes(left) + self._nodes(right)
+            if left < _SEVERAL > right:
+                bundles += (left, right)
+            else:
+                bundles += self._nodes(left) + self._nodes(right)
+                self._check_size()  # running sums of nodes make long bundles, possibly without a call of max
             left, right = _SEVERAL + len(ends) - 1, 0
             ends.append(len(bundles))
         return (left or right) << _FORM_BITS | form
