@@ -359,6 +359,11 @@ def test_differences_of_prefix_sums_have_no_terms_that_cancel():
         [("value", 3)],
     ]
 
+def test_a_score_may_have_any_name():
+    report = bx.check_program(bx.program("i")(lambda _one: bx.max(_one[0] + 2.0, _one[1])), VALUES)
+    assert report.ok, report
+
+
 
 def test_max_and_min_outside_a_program_are_those_of_python():
     assert bx.max(3, 1) == 3

@@ -22,8 +22,9 @@ from bellmax.structures.hypergraph import Hypergraph, Rows
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-ONE = "_one"
-"""The name of the score that is the number 1. Constants of a program are its coefficients."""
+ONE = "1"
+"""The name of the score that is the number 1, which no argument can have. Constants of a program are its
+coefficients."""
 
 
 class ProgramEdge(NamedTuple):
