@@ -6,8 +6,8 @@ import math
 import pickle
 import threading
 
-import pytest
 import numpy as np
+import pytest
 import torch
 
 import bellmax as bx
@@ -56,6 +56,7 @@ def solve(values, **options):
         (lambda: bx.program("i", max_edges=0), "max_edges must be a positive integer, got 0"),
         (lambda: bx.program("i")(3), "must decorate a function, got 3"),
         (lambda: bx.program("i")(lambda *v: v), r"got \*args"),
+        (lambda: bx.program("i")(lambda self, value: value), "is a method: define it outside of the class"),
         (lambda: bx.program("i, j")(lambda value: value), "got 2 parts and the positional arguments value"),
         (lambda: bx.program("i")(lambda value, omega: value), "must not have an argument 'omega'"),
     ],
@@ -88,6 +89,7 @@ def test_repr_and_names():
         (lambda: knapsack(VALUES, sizes=[1, 2], room=3), "sizes must be hashable, got a list: pass a tuple"),
         (lambda: knapsack(VALUES, sizes=torch.arange(3), room=3), "sizes must be hashable, got a Tensor"),
         (lambda: knapsack(VALUES, sizes=VALUES.numpy(), room=3), "sizes must be hashable, got a ndarray"),
+        (lambda: knapsack(VALUES, sizes=tuple(VALUES), room=3), "sizes must hold numbers, got a tensor in a tuple"),
         (lambda: assign(torch.zeros(2, 3), torch.zeros(4), torch.tensor(0.0)), "'j' must have the same size, got 3 of"),
         (lambda: assign(torch.zeros(5, 2, 3), torch.zeros(2, 3), torch.tensor(0.0)), "batch dimensions .* broadcast"),
         (lambda: solve(VALUES, omega="soft"), "omega must be"),
@@ -202,9 +204,6 @@ def test_numbers_that_the_function_captures_are_part_of_the_key(monkeypatch):
     assert shifted(torch.zeros(1)).value == 8
 
 
-def test_old_traces_are_dropped_if_all_traces_are_too_large():
-    calls = []
-
 def test_equal_keyword_arguments_of_different_types_are_different():
     @bx.program("item")
     def kind(value, *, x):
@@ -256,6 +255,9 @@ def test_an_interrupted_trace_is_not_cached():
     assert bx.max(1.0, 2.0) == 2.0
     assert best(torch.zeros(4)).num_paths == 4
 
+
+def test_old_traces_are_dropped_if_all_traces_are_too_large():
+    calls = []
 
     @bx.program("item", max_edges=10)
     def best(value):
@@ -312,6 +314,23 @@ def test_compiled_programs_equal_eager_ones_without_a_graph_break():
     assert torch.allclose(torch.autograd.grad(compiled, values)[0], torch.autograd.grad(expected, values)[0], atol=1e-6)
 
 
+def test_compiled_programs_with_several_scores_and_constants():
+    generator = torch.Generator().manual_seed(2)
+    score, bonus = torch.randn(4, 3, 2, generator=generator), torch.randn(4, 2, generator=generator)
+    shifted = bx.program("i j, j, ")(lambda s, b, c: assign.function(s, b, c) + 0.7)
+    inputs = [x.requires_grad_() for x in (score, bonus, torch.tensor(0.5))]
+
+    def loss(*scores):
+        p = shifted(*scores, omega="entmax")
+        return p.value.sum() + sum((g * g).sum() for g in p.gradient.values()) + p.max_marginals.sum()
+
+    expected = loss(*inputs)
+    compiled = torch.compile(loss, fullgraph=True)(*inputs)
+    assert torch.allclose(compiled, expected)
+    gradients = [torch.autograd.grad(result, inputs) for result in (compiled, expected)]
+    assert all(torch.allclose(own, wanted, atol=1e-6) for own, wanted in zip(*gradients, strict=True))
+
+
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # of torch, after a graph break
 def test_programs_that_were_not_called_before_compilation():
     @bx.program("step")
@@ -345,10 +364,6 @@ def test_torch_func_and_forward_mode():
     assert torch.allclose(torch.func.jacfwd(value)(values), solve(values).expected_path)
 
 
-def test_devices_without_kernels_and_meta_tensors():
-    assert solve(torch.zeros(2, 4, device="meta")).value.shape == (2,)
-    with bx.use_backend("reference"):
-        assert torch.allclose(solve(VALUES).value, torch.tensor(7.7668, dtype=torch.float64), atol=1e-4)
 @pytest.mark.parametrize(
     "run",
     [
@@ -365,3 +380,7 @@ def test_the_first_call_may_be_inside_of_a_transform(run):
     assert torch.allclose(value(torch.zeros(2)), torch.tensor(math.log(2)))
 
 
+def test_devices_without_kernels_and_meta_tensors():
+    assert solve(torch.zeros(2, 4, device="meta")).value.shape == (2,)
+    with bx.use_backend("reference"):
+        assert torch.allclose(solve(VALUES).value, torch.tensor(7.7668, dtype=torch.float64), atol=1e-4)

@@ -180,6 +180,22 @@ def takes_the_max_of_rows(value: Any) -> Any:
     return bx.max(value[:2], value[2:])  # here
 
 
+def takes_the_max_of_torch(value: Any) -> Any:
+    return torch.max(value[0], value[1])  # here
+
+
+def multiplies_by_a_tensor(value: Any) -> Any:
+    return bx.max(torch.ones(4) * value)  # here
+
+
+def asks_for_a_size(value: Any) -> Any:
+    return bx.max(value[i] for i in range(value.size(0)))  # here
+
+
+def calls_a_program(value: Any) -> Any:
+    return bx.program("i")(lambda v: bx.max(v))(value)  # here
+
+
 def grows(value: Any) -> Any:
     total = 0.0
     for _ in range(100):
@@ -191,6 +207,14 @@ def sums_grow(value: Any) -> Any:
     total = 0.0
     for n in range(100):
         total = total + value[n % 4] * (n + 1)  # here
+    return total
+
+
+def sums_of_nodes_grow(value: Any) -> Any:
+    nodes = [bx.max(value[0], value[1]) for _ in range(20)]
+    total = 0.0
+    for node in nodes:
+        total = total + node  # here
     return total
 
 
@@ -210,14 +234,6 @@ WRONG: dict[Callable[..., Any], str] = {
     multiplies_by_infinity: "a factor of a score must be finite, got inf",
     is_out_of_range: r"index 7 is out of bounds for axis 0 with size 4, where the shapes are value \(4,\)",
     has_too_many_indices: "too many indices",
-def sums_of_nodes_grow(value: Any) -> Any:
-    nodes = [bx.max(value[0], value[1]) for _ in range(20)]
-    total = 0.0
-    for node in nodes:
-        total = total + node  # here
-    return total
-
-
     indexes_with_a_score: "cannot be an index or a size: pass integers as keyword arguments",
     counts_to_a_score: "cannot be an index or a size",
     takes_an_exponential: "has no number while a program is traced",
@@ -241,8 +257,13 @@ def sums_of_nodes_grow(value: Any) -> Any:
     asks_for_an_item: "here 'Symbol' object has no attribute 'item'",
     clones: "has no attribute 'clone'",
     takes_the_max_of_rows: "got a ndarray",
+    takes_the_max_of_torch: "got \\(Symbol, Symbol\\)",
+    multiplies_by_a_tensor: "tables are lists, but here can't convert np.ndarray",
+    asks_for_a_size: "tables are lists, but here 'int' object is not callable",
+    calls_a_program: "cannot call another program: call <lambda>.function",
     grows: "more than max_edges = 150 edges and terms",
     sums_grow: "more than max_edges = 150 edges and terms",
+    sums_of_nodes_grow: "more than max_edges = 150 edges and terms",
 }
 
 
@@ -263,7 +284,6 @@ def test_wrong_programs_get_one_sentence_that_names_the_line(function):
 
 def test_a_value_of_another_call_is_refused():
     leaked = []
-    sums_of_nodes_grow: "more than max_edges = 150 edges and terms",
 
     def leaks(value, *, n):
         leaked.append(value[0])
@@ -300,6 +320,7 @@ def affine(value):
         np.float64(1) + value[3] / 4,
         +value[1] - 2,
         1 - value[0],
+        value[3] * np.True_,
         value[1:3].sum() - 3,
         sum(value) * 0.1,
     )
@@ -338,6 +359,11 @@ def test_sums_products_arrays_and_numbers(function):
     assert report.ok, report
 
 
+def test_a_score_may_have_any_name():
+    report = bx.check_program(bx.program("i")(lambda _one: bx.max(_one[0] + 2.0, _one[1])), VALUES)
+    assert report.ok, report
+
+
 def test_numbers_are_options_inside_a_program():
     p = bx.program("item")(of_numbers)(torch.zeros(4))
     assert torch.allclose(p.value.exp(), torch.tensor(2.0))
@@ -358,11 +384,6 @@ def test_differences_of_prefix_sums_have_no_terms_that_cancel():
         [("value", 0)],
         [("value", 3)],
     ]
-
-def test_a_score_may_have_any_name():
-    report = bx.check_program(bx.program("i")(lambda _one: bx.max(_one[0] + 2.0, _one[1])), VALUES)
-    assert report.ok, report
-
 
 
 def test_max_and_min_outside_a_program_are_those_of_python():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
+import traceback
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial, update_wrapper
 from numbers import Number
@@ -20,7 +21,7 @@ from bellmax.modes import once_dynamo_is_imported, outside_modes
 from bellmax.recursions.choices import interpreted, is_interpreted
 from bellmax.recursions.paths import ProgramPaths
 from bellmax.recursions.ragged import RaggedPaths
-from bellmax.recursions.symbols import Trace, at_line
+from bellmax.recursions.symbols import Trace, at_line, error, is_library
 from bellmax.recursions.traced import Traced
 from bellmax.regularizers import Regularizer
 from bellmax.structures.hypergraph import Hypergraph
@@ -125,7 +126,7 @@ class Recursion:
         """
         if is_interpreted():
             name = self.__name__
-            raise ValueError(f"a program cannot call another program: call {name}.function, which is a plain function")
+            raise error(f"a program cannot call another program: call {name}.function, which is a plain function")
         if len(scores) != len(self.inputs):
             raise ValueError(f"{self._signature()}, got {len(scores)} positional arguments")
         if any(isinstance(score, list | tuple) for score in scores):
@@ -221,6 +222,10 @@ class Recursion:
         for name, value in static.items():
             if isinstance(value, Tensor | np.ndarray):
                 raise _unhashable({name: value})
+            if _holds_tensor(value):
+                raise ValueError(
+                    f"the keyword argument {name} must hold numbers, got a tensor in a tuple: use x.tolist()"
+                )
         trace = Trace(sum(math.prod(shape) for shape in own), self.max_edges)
         proxies, first = [], 0
         for shape in own:
@@ -274,16 +279,21 @@ def _unhashable(static: Mapping[str, Any]) -> ValueError:
     return ValueError("keyword arguments must be hashable")
 
 
+def _holds_tensor(value: Any) -> bool:
+    """True if a value is a tensor, or a tuple that contains one."""
+    return isinstance(value, Tensor) or (isinstance(value, tuple) and any(map(_holds_tensor, value)))
+
+
 def _explained(error: Exception, inputs: Mapping[str, tuple[int, ...]]) -> Exception:
     """Return an error with the line of the program, if Python or NumPy refused a score or an index of a score."""
-    message = str(error)
+    message = str(error).partition("\n")[0]
     if isinstance(error, IndexError) and re.search(r"out of bounds for axis|too many indices for array", message):
         shapes = ", ".join(f"{name} {shape}" for name, shape in inputs.items())
-        message = f"an index of a score is out of range, {error}, where the shapes are {shapes}"
+        message = f"an index of a score is out of range, {message}, where the shapes are {shapes}"
     elif re.search(r"\b(max|min)\(\) got an unexpected keyword", message):
         message = "bx.max and bx.min take no key or default: the max of no options is -inf"
-    elif not isinstance(error, IndexError) and re.search(r"Symbol|ndarray", message):
-        message = f"inside a program, scores are symbols in NumPy arrays and tables are lists, but here {error}"
+    elif not isinstance(error, IndexError) and re.search(r"Symbol|ndarray|'int' object is not callable", message):
+        message = f"inside a program, scores are symbols in NumPy arrays and tables are lists, but here {message}"
     else:
         return error
     lines = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
@@ -318,6 +328,8 @@ def _input_names(function: Callable[..., Any], axes: Sequence[tuple[str, ...]]) 
     parameters = inspect.signature(function).parameters
     positional = [name for name, p in parameters.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     name = function.__name__
+    if positional[:1] == ["self"]:
+        raise ValueError(f"bx.program must decorate a function, but {name} is a method: define it outside of the class")
     if any(p.kind is p.VAR_POSITIONAL for p in parameters.values()):
         raise ValueError(f"{name} must have named positional arguments, got *args")
     if len(axes) > len(positional):

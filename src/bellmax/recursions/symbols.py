@@ -19,21 +19,27 @@ from types import CodeType, FrameType
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 _FORM_BITS = 32
 _FORM = (1 << _FORM_BITS) - 1
 _SEVERAL = 1 << 30  # added to the position of a tuple of nodes
-_LIBRARIES = os.path.dirname(__file__), os.path.dirname(np.__file__)
+_LIBRARIES = tuple(os.path.join(os.path.dirname(file), "") for file in (__file__, np.__file__, torch.__file__))
 
 Form = tuple[tuple[tuple[int, float], ...], float]
 """Terms (entry, coefficient) in the order of entries, and a constant."""
 
 
+def is_library(code: CodeType) -> bool:
+    """True if code is part of this package, NumPy or torch."""
+    return code.co_filename.startswith(_LIBRARIES)
+
+
 def user_frame() -> FrameType:
-    """Return the innermost frame outside of this package and NumPy: the line of the program that runs."""
+    """Return the innermost frame outside of this package, NumPy and torch: the line of the program that runs."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
+    while frame is not None and is_library(frame.f_code):
         frame = frame.f_back
     assert frame is not None
     return frame
@@ -344,7 +350,7 @@ class Trace:
 
     def _number(self, value: Any, what: str) -> float:
         """Return a number that is not a symbol as a float."""
-        if isinstance(value, Real):
+        if isinstance(value, Real | np.bool_):
             number = float(value)
             if math.isnan(number):
                 raise error(f"{what} must be a number, got nan")

@@ -178,8 +178,8 @@ class Traced:
         is_subtracted[self._entry[self._coefficient < 0]] = True
         return (is_added & is_subtracted)[:size]
 
-        """Return the number of entries of each input that no edge uses."""
     def num_unused(self) -> dict[str, int]:
+        """Return the number of entries of each input that no edge uses."""
         sizes = [math.prod(shape) for shape in self.inputs.values()]
         is_used = np.zeros(sum(sizes) + 1, dtype=bool)
         is_used[self._entry] = True
