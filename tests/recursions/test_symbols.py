@@ -386,6 +386,17 @@ def test_differences_of_prefix_sums_have_no_terms_that_cancel():
     ]
 
 
+def test_equal_sums_share_a_weight():
+    @bx.program("item")
+    def sums(v):
+        three = v[0] + v[1] + v[2]
+        return bx.max(v[0] + v[1], v[1] + v[0], three - v[2], 2 * (v[0] + v[1]) / 2, three, v[0] + v[0], 2 * v[0])
+
+    graph = sums.graph((3,))
+    assert graph.weight_of.tolist() == [0, 0, 0, 0, 1, 2, 2]
+    assert bx.check_program(sums, torch.rand(3)).ok
+
+
 def test_max_and_min_outside_a_program_are_those_of_python():
     assert bx.max(3, 1) == 3
     assert bx.min([3, 1]) == 1

@@ -181,7 +181,10 @@ class Trace:
         self.instructions: list[int] = []
         self.runs: list[tuple[int, CodeType]] = []
         """The code object that made the nodes from a number on."""
+        self._units = [(entry, 1.0) for entry in range(-1, num_entries)]
+        """The term of each form that is a single entry."""
         self._form_of: dict[Form, int] = {}
+        """The numbers of forms, except of sums of two entries, which are in ``_sum_of``."""
         self._sum_of: dict[tuple[int, int], int] = {}
         self._code: CodeType | None = None
         self._num_terms = 0
@@ -286,11 +289,15 @@ class Trace:
         pair = (a, b) if a <= b else (b, a)
         form = self._sum_of.get(pair)
         if form is None:
-            (terms, constant), (others, other) = self.form(a), self.form(b)
-            total = dict(terms)
-            for entry, coefficient in others:
-                total[entry] = total.get(entry, 0.0) + coefficient
-            form = self._sum_of[pair] = self._intern(total, constant + other)
+            if a != b and pair[1] <= self.num_entries:  # two entries: by far the most frequent new form
+                form = self._new_form(((self._units[pair[0]], self._units[pair[1]]), 0.0))
+            else:
+                (terms, constant), (others, other) = self.form(a), self.form(b)
+                total = dict(terms)
+                for entry, coefficient in others:
+                    total[entry] = total.get(entry, 0.0) + coefficient
+                form = self._intern(total, constant + other)
+            self._sum_of[pair] = form
         return form
 
     def add_number(self, symbol: Symbol, number: Any) -> Any:
@@ -334,13 +341,19 @@ class Trace:
             ((entry, coefficient),) = key[0]
             if coefficient == 1:
                 return entry + 1
+        if not constant and len(key[0]) == 2 and key[0][0][1] == key[0][1][1] == 1:
+            return self._add_forms(key[0][0][0] + 1, key[0][1][0] + 1)
         form = self._form_of.get(key)
         if form is None:
-            self.forms.append(key)
-            form = self._form_of[key] = self.num_entries + len(self.forms)
-            self._num_terms += len(key[0])
-            self._check_size()
+            form = self._form_of[key] = self._new_form(key)
         return form
+
+    def _new_form(self, form: Form) -> int:
+        """Add a form, and return its number."""
+        self.forms.append(form)
+        self._num_terms += len(form[0])
+        self._check_size()
+        return self.num_entries + len(self.forms)
 
     def _number_form(self, number: float) -> int:
         form = self.form_of_number.get(number)

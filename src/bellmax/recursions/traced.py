@@ -113,7 +113,7 @@ class Traced:
         if not self.has_paths:
             composite, forms = [((), 1.0)], np.array([trace.num_entries + 1])
         self.has_constants = any(constant for _, constant in composite)
-        terms = [(*terms, *([(trace.num_entries, constant)] if constant else [])) for terms, constant in composite]
+        terms = [(*terms, (trace.num_entries, constant)) if constant else terms for terms, constant in composite]
         is_entry = (forms > 0) & (forms <= trace.num_entries)
         count = is_entry.astype(np.int64)
         count[forms > trace.num_entries] = [len(form) for form in terms]
