@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -267,6 +268,22 @@ def test_old_traces_are_dropped_if_all_traces_are_too_large():
     for size in (4, 5, 6, 6, 4):
         best(torch.zeros(size))
     assert calls == [4, 5, 6, 4]
+
+
+def test_another_thread_may_trace_while_old_traces_are_dropped():
+    program = bx.program("item", max_edges=9)(lambda value: bx.max(value))
+
+    class Old:
+        """A trace that another thread follows by a new one."""
+
+        @property
+        def hypergraph(self):
+            program._traces.setdefault("new", self)
+            return SimpleNamespace(num_edges=9)
+
+    program._traces["old"] = Old()
+    assert program.graph((3,)).num_edges == 3
+    assert "old" not in program._traces
 
 
 def test_two_threads_trace_at_the_same_time():

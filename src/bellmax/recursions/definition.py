@@ -213,9 +213,13 @@ class Recursion:
 
     def _make_room(self, traced: Traced) -> None:
         """Drop the oldest traces if all traces together have more than ``max_edges`` edges."""
-        total = traced.hypergraph.num_edges + sum(t.hypergraph.num_edges for t in self._traces.values())
-        while self._traces and total > self.max_edges:
-            total -= self._traces.pop(next(iter(self._traces))).hypergraph.num_edges
+        old = tuple(self._traces.items())  # a copy: other threads can change the cache
+        total = traced.hypergraph.num_edges + sum(t.hypergraph.num_edges for _, t in old)
+        for key, dropped in old:
+            if total <= self.max_edges:
+                break
+            self._traces.pop(key, None)
+            total -= dropped.hypergraph.num_edges
 
     def _trace(self, own: tuple[tuple[int, ...], ...], static: Mapping[str, Any]) -> Traced:
         """Run the function on symbols."""
