@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from support.inside import cache_of
 
 import bellmax as bx
 
@@ -206,16 +207,18 @@ def test_numbers_that_the_function_captures_are_part_of_the_key(monkeypatch):
 
 
 def test_equal_keyword_arguments_of_different_types_are_different():
+    calls = []
+
     @bx.program("item")
     def kind(value, *, x):
+        calls.append(x)
         return value[0] + len(type(x[-1] if isinstance(x, tuple) else x).__name__)
 
     for x in (1, 1.0, True, (0, 1), (0, 1.0), (0, True)):
         name = type(x[-1] if isinstance(x, tuple) else x).__name__
         assert kind(torch.zeros(1), x=x).value == len(name), x
-    count = len(kind._traces)
     kind(torch.zeros(1), x=(0, 1.0))
-    assert len(kind._traces) == count == 6
+    assert len(calls) == 6
 
 
 def _pair(value):
@@ -278,12 +281,12 @@ def test_another_thread_may_trace_while_old_traces_are_dropped():
 
         @property
         def hypergraph(self):
-            program._traces.setdefault("new", self)
+            cache_of(program).setdefault("new", self)
             return SimpleNamespace(num_edges=9)
 
-    program._traces["old"] = Old()
+    cache_of(program)["old"] = Old()
     assert program.graph((3,)).num_edges == 3
-    assert "old" not in program._traces
+    assert "old" not in cache_of(program)
 
 
 def test_two_threads_trace_at_the_same_time():
@@ -379,6 +382,13 @@ def test_torch_func_and_forward_mode():
     assert torch.allclose(hessian @ z, solve(values).hessian_product(z))
     assert torch.allclose(torch.func.jvp(value, (values,), (z,))[1], solve(values).directional_derivative(z))
     assert torch.allclose(torch.func.jacfwd(value)(values), solve(values).expected_path)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*jit.trace:DeprecationWarning")
+def test_jit_trace_of_a_program_that_was_called_before():
+    value = lambda v: solve(v).value  # noqa: E731
+    expected = value(VALUES)
+    assert torch.allclose(torch.jit.trace(value, (torch.zeros_like(VALUES),))(VALUES), expected)
 
 
 @pytest.mark.parametrize(

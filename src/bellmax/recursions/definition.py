@@ -177,7 +177,7 @@ class Recursion:
             shape = check_tensor(name, tensor).shape
             if len(shape) < len(axes):
                 raise ValueError(f"{name} must have shape (..., {', '.join(axes)}), got {tuple(shape)}")
-            own.append(tuple(shape[len(shape) - len(axes) :]))
+            own.append(tuple(map(int, shape[len(shape) - len(axes) :])))  # torch.jit.trace has sizes that are tensors
         self._check_sizes(own)
         return tuple(own)
 
