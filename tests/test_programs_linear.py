@@ -225,3 +225,26 @@ def test_terms_need_the_numbers_of_forms() -> None:
     tape, value = weights.new_empty(1, 2, problem.graph.num_nodes + 3), weights.new_empty(1)
     with pytest.raises(ValueError, match="index"):
         loading.call("dag_forward", weights, value, tape, *index, *bx.Negentropy().kernel)
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_operators_pass_opcheck(backend: str) -> None:
+    """Results for several scores are contiguous, as the shape rules of torch.compile say."""
+    problem, theta, rng = next(cases(3, torch.float64, seed=7))
+    ops, index = torch.ops.bellmax, list(problem.index)
+    uniforms = torch.tensor(rng.random((3, 4, problem.most_edges)))
+    seed, z = torch.ones(3, dtype=torch.float64), [torch.randn_like(score) for score in theta]
+    assert len(theta) > 1
+    for omega, parameters in (("negentropy", []), ("tsallis", [1.5]), ("hard", [])):
+        program = (problem.name, backend, omega, parameters)
+        _, tape = ops.forward(*program, theta, index)
+        for op, args in (
+            (ops.forward, (theta, index)),
+            (ops.backward, (theta, tape, seed, index)),
+            (ops.hessian, (theta, tape, seed, z, index)),
+            (ops.sample, (theta, tape, uniforms, index)),
+            (ops.topk, (theta, 3, index)),
+            (ops.node_values, (theta, index)),
+            (ops.max_marginals, (theta, index)),
+        ):
+            torch.library.opcheck(op.default, (*program, *args), test_utils=("test_schema", "test_faketensor"))

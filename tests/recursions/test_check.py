@@ -101,6 +101,16 @@ def test_large_constants_are_noted(sense, infinity):
     assert bx.check_program(bx.program("i")(lambda value: best(5, *value)), torch.rand(3)).large_constant is None
 
 
+def test_a_program_that_writes_into_its_scores_does_not_change_the_caller_s_tensor():
+    def shifted(value):
+        value[0] += 1.0
+        return bx.max(value)
+
+    value = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    assert bx.check_program(bx.program("i")(shifted), value).ok
+    assert value.tolist() == [1.0, 2.0]
+
+
 def test_wrong_arguments():
     with pytest.raises(ValueError, match="omega must be left out"):
         bx.check_program(cheapest, torch.rand(2, 2), omega="hard")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import threading
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from support.inside import cache_of
 
 import bellmax as bx
 
@@ -54,9 +58,9 @@ def solve(values, **options):
         (lambda: bx.program("i", max_edges=0), "max_edges must be a positive integer, got 0"),
         (lambda: bx.program("i")(3), "must decorate a function, got 3"),
         (lambda: bx.program("i")(lambda *v: v), r"got \*args"),
+        (lambda: bx.program("i")(lambda self, value: value), "is a method: define it outside of the class"),
         (lambda: bx.program("i, j")(lambda value: value), "got 2 parts and the positional arguments value"),
         (lambda: bx.program("i")(lambda value, omega: value), "must not have an argument 'omega'"),
-        (lambda: bx.program("i")(lambda self, value: value), "must not be a method: move <lambda> out of its class"),
     ],
 )
 def test_wrong_decorations(make, message):
@@ -207,6 +211,60 @@ def test_numbers_that_the_function_captures_are_part_of_the_key(monkeypatch):
     assert shifted(torch.zeros(1)).value == 8
 
 
+def test_equal_keyword_arguments_of_different_types_are_different():
+    calls = []
+
+    @bx.program("item")
+    def kind(value, *, x):
+        calls.append(x)
+        return value[0] + len(type(x[-1] if isinstance(x, tuple) else x).__name__)
+
+    for x in (1, 1.0, True, (0, 1), (0, 1.0), (0, True)):
+        name = type(x[-1] if isinstance(x, tuple) else x).__name__
+        assert kind(torch.zeros(1), x=x).value == len(name), x
+    kind(torch.zeros(1), x=(0, 1.0))
+    assert len(calls) == 6
+
+
+def _pair(value):
+    return bx.max(value[:2])
+
+
+COUNT, NESTED = np.int64(2), (1, [2])
+
+
+def test_functions_and_numbers_of_numpy_that_the_function_captures_are_part_of_the_key(monkeypatch):
+    @bx.program("item")
+    def paths(value):
+        return bx.max(_pair(value), *value[:COUNT])
+
+    assert paths(torch.zeros(4)).num_paths == 4
+    monkeypatch.setitem(globals(), "COUNT", np.int64(3))
+    assert paths(torch.zeros(4)).num_paths == 5
+    monkeypatch.setitem(globals(), "_pair", lambda value: bx.max(value))
+    assert paths(torch.zeros(4)).num_paths == 7
+
+
+def test_a_program_can_capture_a_tuple_of_lists():
+    assert bx.program("item")(lambda value: value[NESTED[0]] + NESTED[1][0])(torch.zeros(2)).value == 2
+
+
+def test_an_interrupted_trace_is_not_cached():
+    interrupts = [True]
+
+    @bx.program("item")
+    def best(value):
+        result = bx.max(value[:2])
+        if interrupts and interrupts.pop():
+            raise KeyboardInterrupt
+        return bx.max(result, *value[2:])
+
+    with pytest.raises(KeyboardInterrupt):
+        best(torch.zeros(4))
+    assert bx.max(1.0, 2.0) == 2.0
+    assert best(torch.zeros(4)).num_paths == 4
+
+
 def test_old_traces_are_dropped_if_all_traces_are_too_large():
     calls = []
 
@@ -218,6 +276,22 @@ def test_old_traces_are_dropped_if_all_traces_are_too_large():
     for size in (4, 5, 6, 6, 4):
         best(torch.zeros(size))
     assert calls == [4, 5, 6, 4]
+
+
+def test_another_thread_may_trace_while_old_traces_are_dropped():
+    program = bx.program("item", max_edges=9)(lambda value: bx.max(value))
+
+    class Old:
+        """A trace that another thread follows by a new one."""
+
+        @property
+        def hypergraph(self):
+            cache_of(program).setdefault("new", self)
+            return SimpleNamespace(num_edges=9)
+
+    cache_of(program)["old"] = Old()
+    assert program.graph((3,)).num_edges == 3
+    assert "old" not in cache_of(program)
 
 
 def test_two_threads_trace_at_the_same_time():
@@ -265,6 +339,23 @@ def test_compiled_programs_equal_eager_ones_without_a_graph_break():
     assert torch.allclose(torch.autograd.grad(compiled, values)[0], torch.autograd.grad(expected, values)[0], atol=1e-6)
 
 
+def test_compiled_programs_with_several_scores_and_constants():
+    generator = torch.Generator().manual_seed(2)
+    score, bonus = torch.randn(4, 3, 2, generator=generator), torch.randn(4, 2, generator=generator)
+    shifted = bx.program("i j, j, ")(lambda s, b, c: assign.function(s, b, c) + 0.7)
+    inputs = [x.requires_grad_() for x in (score, bonus, torch.tensor(0.5))]
+
+    def loss(*scores):
+        p = shifted(*scores, omega="entmax")
+        return p.value.sum() + sum((g * g).sum() for g in p.gradient.values()) + p.max_marginals.sum()
+
+    expected = loss(*inputs)
+    compiled = torch.compile(loss, fullgraph=True)(*inputs)
+    assert torch.allclose(compiled, expected)
+    gradients = [torch.autograd.grad(result, inputs) for result in (compiled, expected)]
+    assert all(torch.allclose(own, wanted, atol=1e-6) for own, wanted in zip(*gradients, strict=True))
+
+
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # of torch, after a graph break
 def test_programs_that_were_not_called_before_compilation():
     @bx.program("step")
@@ -296,6 +387,29 @@ def test_torch_func_and_forward_mode():
     assert torch.allclose(hessian @ z, solve(values).hessian_product(z))
     assert torch.allclose(torch.func.jvp(value, (values,), (z,))[1], solve(values).directional_derivative(z))
     assert torch.allclose(torch.func.jacfwd(value)(values), solve(values).expected_path)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*jit.trace:DeprecationWarning")
+def test_jit_trace_of_a_program_that_was_called_before():
+    value = lambda v: solve(v).value  # noqa: E731
+    expected = value(VALUES)
+    assert torch.allclose(torch.jit.trace(value, (torch.zeros_like(VALUES),))(VALUES), expected)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda value: torch.func.jvp(value, (torch.zeros(2),), (torch.ones(2),))[0],
+        lambda value: torch.func.grad(lambda v: value(v))(torch.zeros(2)).sum() * math.log(2),
+        lambda value: torch.func.vmap(value)(torch.zeros(3, 2))[0],
+    ],
+)
+def test_the_first_call_may_be_inside_of_a_transform(run):
+    program = bx.program("i")(lambda value: bx.max(value[0], value[1] + 0.0))
+    value = lambda v: program(v).value  # noqa: E731
+    for _ in range(2):
+        assert torch.allclose(run(value), torch.tensor(math.log(2)))
+    assert torch.allclose(value(torch.zeros(2)), torch.tensor(math.log(2)))
 
 
 def test_devices_without_kernels_and_meta_tensors():

@@ -107,6 +107,28 @@ def test_counts_of_every_derivation_are_found_and_no_others():
         assert bool(p.support.check(counts)) == (tuple(counts.tolist()) in possible), counts
 
 
+def test_counts_of_entries_that_are_added_and_subtracted():
+    """A trader who sells and buys on the same day has the count 0 of its price."""
+
+    @bx.program("day")
+    def trade(price):
+        cash, share = 0.0, -math.inf
+        for p in price:
+            cash = bx.max(cash, share + p)
+            share = bx.max(share, cash - p)
+        return cash
+
+    p = trade(torch.tensor([1.0, 3.0, 2.0, 5.0], dtype=torch.float64))
+    _, derivations = p.topk_decoded(int(p.num_paths))
+    for derivation in derivations:
+        assert torch.allclose(bx.losses.surrogate(p, p.counts(derivation)), bx.losses.surrogate(p, derivation))
+    q = bx.program("i")(lambda v: bx.max(v[0] - v[1] + bx.max(v[1], v[2]), v[3]))(torch.rand(4, dtype=torch.float64))
+    for derivation in q.topk_decoded(3)[1]:
+        assert torch.allclose(bx.losses.surrogate(q, q.counts(derivation)), bx.losses.surrogate(q, derivation))
+    with pytest.raises(ValueError, match="no derivation with these counts"):
+        bx.losses.surrogate(q, torch.tensor([0.0, -1.0, 1.0, 0.0]))
+
+
 def test_counts_with_coefficients_and_constants():
     """Choosing i and j in either order has the same counts, and the same score."""
     p = pairs(VALUES)

@@ -65,6 +65,11 @@ def test_losses_take_lists_of_targets(reduction):
     assert torch.allclose(bx.losses.expected_cost(p, cost), torch.stack([e.sum() for e in p.expected_path]).mean())
 
 
+def _targets(first):
+    """Counts of five problems, with another target for the first problem, which is solved together with the third."""
+    return [first, *({"value": torch.zeros(len(v)), "fee": torch.zeros(())} for v in _values()[1:])]
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -75,6 +80,15 @@ def test_losses_take_lists_of_targets(reduction):
         (lambda p: take([torch.zeros(2)], FEE, gamma=torch.ones(1)), "gamma must be a number for problems"),
         (lambda p: bx.losses.surrogate(p, [torch.zeros(3)]), "with an entry for each of the 5 problems, got 1 of them"),
         (lambda p: bx.losses.surrogate(p, torch.zeros(3)), "for each of the 5 problems, got a Tensor"),
+        (
+            lambda p: bx.losses.surrogate(p, _targets({"value": torch.zeros(3)})),
+            "got the keys value and the keys fee, v",
+        ),
+        (lambda p: bx.losses.surrogate(p, _targets([1, 2])), r"target\[0\] and target\[2\] must have .* got a list"),
+        (
+            lambda p: bx.losses.surrogate(p, _targets({"value": torch.zeros(2), "fee": torch.zeros(())})),
+            r"target\[0\]\['value'\] and target\[2\]\['value'\] must .* got shape \(2,\) and shape \(3,\)",
+        ),
         (lambda p: bx.losses.surrogate(p, p.decode(), torch.ones(3)), "cost and weight must be left out"),
         (lambda p: bx.losses.surrogate(p, p.decode(), reduction="token_mean"), "reduction must be one of"),
     ],

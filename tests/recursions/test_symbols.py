@@ -205,6 +205,18 @@ def joins_lists(value: Any) -> Any:
     return bx.max(list(value), 0.0)  # here
 
 
+def takes_the_max_of_torch(value: Any) -> Any:
+    return torch.max(value[0], value[1])  # here
+
+
+def multiplies_by_a_tensor(value: Any) -> Any:
+    return bx.max(torch.ones(4) * value)  # here
+
+
+def calls_a_program(value: Any) -> Any:
+    return bx.program("i")(lambda v: bx.max(v))(value)  # here
+
+
 def grows(value: Any) -> Any:
     total = 0.0
     for _ in range(100):
@@ -216,6 +228,14 @@ def sums_grow(value: Any) -> Any:
     total = 0.0
     for n in range(100):
         total = total + value[n % 4] * (n + 1)  # here
+    return total
+
+
+def sums_of_nodes_grow(value: Any) -> Any:
+    nodes = [bx.max(value[0], value[1]) for _ in range(20)]
+    total = 0.0
+    for node in nodes:
+        total = total + node  # here
     return total
 
 
@@ -264,8 +284,12 @@ WRONG: dict[Callable[..., Any], str] = {
     asks_for_an_item: "here 'Symbol' object has no attribute 'item'",
     clones: "has no attribute 'clone'",
     takes_the_max_of_rows: "got a ndarray",
+    takes_the_max_of_torch: "got \\(Symbol, Symbol\\)",
+    multiplies_by_a_tensor: "tables are lists, but here can't convert np.ndarray",
+    calls_a_program: "cannot call another program: call <lambda>.function",
     grows: "more than max_edges = 150 edges and terms",
     sums_grow: "more than max_edges = 150 edges and terms",
+    sums_of_nodes_grow: "more than max_edges = 150 edges and terms",
 }
 
 
@@ -322,6 +346,7 @@ def affine(value):
         np.float64(1) + value[3] / 4,
         +value[1] - 2,
         1 - value[0],
+        value[3] * np.True_,
         value[1:3].sum() - 3,
         sum(value) * 0.1,
     )
@@ -360,6 +385,11 @@ def test_sums_products_arrays_and_numbers(function):
     assert report.ok, report
 
 
+def test_a_score_may_have_any_name():
+    report = bx.check_program(bx.program("i")(lambda _one: bx.max(_one[0] + 2.0, _one[1])), VALUES)
+    assert report.ok, report
+
+
 def test_numbers_are_options_inside_a_program():
     p = bx.program("item")(of_numbers)(torch.zeros(4))
     assert torch.allclose(p.value.exp(), torch.tensor(2.0))
@@ -380,6 +410,17 @@ def test_differences_of_prefix_sums_have_no_terms_that_cancel():
         [("value", 0)],
         [("value", 3)],
     ]
+
+
+def test_equal_sums_share_a_weight():
+    @bx.program("item")
+    def sums(v):
+        three = v[0] + v[1] + v[2]
+        return bx.max(v[0] + v[1], v[1] + v[0], three - v[2], 2 * (v[0] + v[1]) / 2, three, v[0] + v[0], 2 * v[0])
+
+    graph = sums.graph((3,))
+    assert graph.weight_of.tolist() == [0, 0, 0, 0, 1, 2, 2]
+    assert bx.check_program(sums, torch.rand(3)).ok
 
 
 def test_max_and_min_outside_a_program_are_those_of_python():

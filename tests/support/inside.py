@@ -241,3 +241,8 @@ def count_level_searches(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     find, searches = module._compute_levels, list[object]()
     monkeypatch.setattr(module, "_compute_levels", lambda index: searches.append(index) or find(index))
     return searches
+
+
+def cache_of(program: Any) -> dict[Any, Any]:
+    """Return the traces of a program by their keys."""
+    return program._traces

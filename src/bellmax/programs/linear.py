@@ -133,9 +133,14 @@ def entries_of(theta: Tensors) -> Tensor:
 
 
 def scores_of(entries: Tensor, theta: Tensors) -> list[Tensor]:
-    """Return numbers (B, entries) in the shapes of θ, summed over the batch for a score that it shares."""
+    """Return numbers (B, entries) in the shapes of θ, summed over the batch for a score that it shares.
+
+    The tensors are contiguous and share no memory, as the fake kernels of the operators say.
+    """
     parts = entries.split(_sizes(theta), 1)
     shared = [part.sum(0, keepdim=True) if len(s) == 1 else part for part, s in zip(parts, theta, strict=True)]
+    if len(shared) > 1:
+        shared = [part.clone(memory_format=torch.contiguous_format) for part in shared]
     return [part.reshape(score.shape) for part, score in zip(shared, theta, strict=True)]
 
 

@@ -123,7 +123,7 @@ def check_program(program: Recursion, *scores: Tensor, **static: Any) -> Program
         raise ValueError("scores must have no batch dimensions: check one problem")
     soft, other = p.value, smoothed(program, tensors, static, Negentropy())
     gradients = [torch.autograd.grad(v, tensors, allow_unused=True) if v.requires_grad else () for v in (soft, other)]
-    numbers = [tensor.detach().cpu().numpy() for tensor in tensors]
+    numbers = [tensor.detach().cpu().numpy().copy() for tensor in tensors]  # the function may write into its arguments
     listed = list_derivations(program, tensors, static)
     return ProgramReport(
         hard=(program(*tensors, omega="hard", **static).value.item(), float(program.function(*numbers, **static))),

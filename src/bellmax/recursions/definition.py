@@ -6,9 +6,11 @@ import inspect
 import linecache
 import math
 import re
+import traceback
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial, update_wrapper
-from types import CodeType
+from numbers import Number
+from types import CodeType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -16,11 +18,11 @@ import torch
 from torch import Tensor
 
 from bellmax.inputs import check_tensor
-from bellmax.modes import once_dynamo_is_imported
+from bellmax.modes import once_dynamo_is_imported, outside_modes
 from bellmax.recursions.choices import interpreted, is_interpreted
 from bellmax.recursions.paths import ProgramPaths
 from bellmax.recursions.ragged import RaggedPaths
-from bellmax.recursions.symbols import Trace, at_line
+from bellmax.recursions.symbols import Trace, at_line, error, is_library
 from bellmax.recursions.traced import Traced
 from bellmax.regularizers import Regularizer
 from bellmax.structures.hypergraph import Hypergraph
@@ -28,7 +30,6 @@ from bellmax.tensors import Gamma
 
 _MAX_EDGES = 10**7
 _RESERVED = ("omega", "gamma")
-_CONSTANT_TYPES = (int, float, str, tuple, bool, type(None))
 
 
 def program(axes: str, *, max_edges: int = _MAX_EDGES) -> Callable[[Callable[..., Any]], Recursion]:
@@ -126,7 +127,7 @@ class Recursion:
         """
         if is_interpreted():
             name = self.__name__
-            raise ValueError(f"a program cannot call another program: call {name}.function, which is a plain function")
+            raise error(f"a program cannot call another program: call {name}.function, which is a plain function")
         if len(scores) != len(self.inputs):
             advice = "pass scores by position" if len(scores) < len(self.inputs) else "pass the others by keyword"
             raise ValueError(f"{self._signature()}, got {len(scores)} positional arguments: {advice}")
@@ -178,7 +179,7 @@ class Recursion:
             shape = check_tensor(name, tensor).shape
             if len(shape) < len(axes):
                 raise ValueError(f"{name} must have shape (..., {', '.join(axes)}), got {tuple(shape)}")
-            own.append(tuple(shape[len(shape) - len(axes) :]))
+            own.append(tuple(map(int, shape[len(shape) - len(axes) :])))  # torch.jit.trace has sizes that are tensors
         self._check_sizes(own)
         return tuple(own)
 
@@ -197,7 +198,7 @@ class Recursion:
 
     def _traced(self, own: tuple[tuple[int, ...], ...], static: Mapping[str, Any]) -> Traced:
         """Return the program for scores of these shapes, from the cache if possible."""
-        key = own, tuple(static.items()), self._captured_values()
+        key = own, tuple((name, _key(value)) for name, value in static.items()), self._captured_values()
         try:
             traced = self._traces.get(key)
         except TypeError:
@@ -209,17 +210,18 @@ class Recursion:
         return traced
 
     def _captured_values(self) -> tuple[Any, ...]:
-        """Return the numbers, strings and tuples outside of the function that it reads."""
-        if not self._captured:
-            return ()
-        values = (get() for get in self._captured)
-        return tuple(value if isinstance(value, _CONSTANT_TYPES) else None for value in values)
+        """Return keys of the numbers, strings, tuples and functions outside of the function that it reads."""
+        return tuple(_captured_key(get()) for get in self._captured)
 
     def _make_room(self, traced: Traced) -> None:
         """Drop the oldest traces if all traces together have more than ``max_edges`` edges."""
-        total = traced.hypergraph.num_edges + sum(t.hypergraph.num_edges for t in self._traces.values())
-        while self._traces and total > self.max_edges:
-            total -= self._traces.pop(next(iter(self._traces))).hypergraph.num_edges
+        old = tuple(self._traces.items())  # a copy: other threads can change the cache
+        total = traced.hypergraph.num_edges + sum(t.hypergraph.num_edges for _, t in old)
+        for key, dropped in old:
+            if total <= self.max_edges:
+                break
+            self._traces.pop(key, None)
+            total -= dropped.hypergraph.num_edges
 
     def _trace(self, own: tuple[tuple[int, ...], ...], static: Mapping[str, Any]) -> Traced:
         """Run the function on symbols."""
@@ -239,7 +241,8 @@ class Recursion:
                 result = self.function(*proxies, **static)
             except (IndexError, TypeError, AttributeError) as error:
                 raise _explained(error, inputs) from error
-        return Traced(self.__name__, trace, trace.code_of_result(result, code), inputs, code)
+        with outside_modes():
+            return Traced(self.__name__, trace, trace.code_of_result(result, code), inputs, code)
 
 
 def _keep_from_dynamo() -> None:
@@ -293,14 +296,14 @@ def _unhashable_part(value: Any) -> Any:
 
 def _explained(error: Exception, inputs: Mapping[str, tuple[int, ...]]) -> Exception:
     """Return an error with the line of the program, if Python or NumPy refused a score or an index of a score."""
-    traceback = error.__traceback__
-    while traceback is not None and traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    assert traceback is not None
-    code, line = traceback.tb_frame.f_code, traceback.tb_lineno
-    message, shapes = str(error), ", ".join(f"{name} {shape}" for name, shape in inputs.items())
+    lines = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    lines = [(code, line) for code, line in lines if not is_library(code)]
+    if not lines:
+        return error
+    code, line = lines[-1]
+    message, shapes = str(error).partition("\n")[0], ", ".join(f"{name} {shape}" for name, shape in inputs.items())
     if isinstance(error, IndexError) and re.search(r"out of bounds for axis|too many indices for array", message):
-        message = f"an index of a score is out of range, {error}, where the shapes are {shapes}"
+        message = f"an index of a score is out of range, {message}, where the shapes are {shapes}"
     elif isinstance(error, IndexError) and message.startswith("only integers, slices"):
         message = "an index must be an integer or a slice, and not a score: pass integers as keyword arguments"
     elif re.search(r"\b(max|min)\(\) got an unexpected keyword", message):
@@ -308,12 +311,30 @@ def _explained(error: Exception, inputs: Mapping[str, tuple[int, ...]]) -> Excep
     elif re.search(r"'Symbol' object is not (subscriptable|iterable)|'Symbol' has no len|non-iterable Symbol", message):
         message = f"a single score has no index, length or elements, where the shapes of the scores are {shapes}"
     elif not isinstance(error, IndexError) and re.search(r"Symbol|ndarray", message):
-        message = f"inside a program, scores are symbols in NumPy arrays and tables are lists, but here {error}"
+        message = f"inside a program, scores are symbols in NumPy arrays and tables are lists, but here {message}"
     elif message == "'int' object is not callable" and ".size(" in linecache.getline(code.co_filename, line):
         message = "inside a program, scores are NumPy arrays: use shape[0] instead of size(0)"
     else:
         return error
     return at_line(message, code, line)
+
+
+# --- keys of traces
+
+
+def _key(value: Any) -> Hashable:
+    """Return a key that differs for equal values of different types, such as 1, True and 1.0."""
+    if isinstance(value, tuple):
+        return type(value), *map(_key, value)
+    return type(value), value
+
+
+def _captured_key(value: Any) -> Hashable:
+    """Return a key of a value outside of the function. It is constant for objects that can change, such as lists."""
+    if isinstance(value, tuple):
+        return type(value), *map(_captured_key, value)
+    is_constant = isinstance(value, Number | np.bool_ | str | FunctionType | Recursion)
+    return _key(value) if is_constant else None
 
 
 # --- reading the function
@@ -326,10 +347,10 @@ def _input_names(function: Callable[..., Any], axes: Sequence[tuple[str, ...]]) 
     parameters = inspect.signature(function).parameters
     positional = [name for name, p in parameters.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     name = function.__name__
+    if positional[:1] == ["self"]:
+        raise ValueError(f"bx.program must decorate a function, but {name} is a method: define it outside of the class")
     if any(p.kind is p.VAR_POSITIONAL for p in parameters.values()):
         raise ValueError(f"{name} must have named positional arguments, got *args")
-    if positional[:1] == ["self"]:
-        raise ValueError(f"a program must not be a method: move {name} out of its class")
     if len(axes) > len(positional):
         raise ValueError(
             f"axes must have one part for each score of {name}, got {len(axes)} parts and the positional arguments "

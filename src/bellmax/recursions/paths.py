@@ -337,7 +337,7 @@ class ProgramPaths(PathDistribution):
         """
         traced, lead = self._traced, entries.shape[:-1]
         scores = entries.sign() * traced.random(entries.dtype, entries.device)
-        is_closed = ((entries == 0) & is_given).to(entries.dtype)
+        is_closed = ((entries == 0) & is_given & ~traced.is_cancelling.to(entries.device)).to(entries.dtype)
         if traced.has_constants:
             scores, is_closed = pad(scores, (0, 1), value=self.sense * _PREFERENCE), pad(is_closed, (0, 1))
         index = self._solver.integers
@@ -355,7 +355,8 @@ class ProgramPaths(PathDistribution):
 
         Return None if there is no such derivation, or if the search gives up.
         """
-        graph, needed = self.hypergraph, ((entries != 0) & is_given).nonzero().squeeze(1)
+        is_needed = ((entries != 0) | self._traced.is_cancelling.to(entries.device)) & is_given
+        graph, needed = self.hypergraph, is_needed.nonzero().squeeze(1)
         numbers = is_open.nonzero().squeeze(1)
         if not self._traced.has_paths or sums.is_long(len(numbers), len(needed)):
             return None

@@ -143,7 +143,7 @@ class RaggedPaths:
         if not isinstance(targets, list | tuple) or len(targets) != len(self):
             got = f"{len(targets)} of them" if isinstance(targets, list | tuple) else f"a {type(targets).__name__}"
             raise ValueError(f"{name} must be a list with an entry for each of the {len(self)} problems, got {got}")
-        results = [(indices, function(p, _batched([targets[k] for k in indices]))) for indices, p in self._groups]
+        results = [(i, function(p, _batched({f"{name}[{k}]": targets[k] for k in i}))) for i, p in self._groups]
         return self._concatenate(results)
 
     def listed(self, function: Callable[[ProgramPaths], Any]) -> list[Any]:
@@ -183,10 +183,29 @@ def _columns(scores: Mapping[str, Any], axes: Sequence[tuple[str, ...]]) -> dict
     return columns
 
 
-def _batched(targets: list[Any]) -> Any:
-    """Join the targets of problems of equal shapes: stack tensors, and join the entries of mappings."""
-    if all(isinstance(target, Tensor) for target in targets):
-        return torch.stack(targets)
-    if all(isinstance(target, Mapping) for target in targets):
-        return {name: torch.stack([target[name] for target in targets]) for name in targets[0]}
-    return targets
+def _batched(targets: Mapping[str, Any]) -> Any:
+    """Join the targets of problems of equal shapes: stack tensors, and join the entries of mappings.
+
+    Args:
+        targets: The targets by their names in messages.
+
+    """
+    (label, first), *others = targets.items()
+    for other, target in others:
+        if _form(target) != _form(first):
+            raise ValueError(
+                f"{label} and {other} must have the same form, because their problems have the same shapes, got "
+                f"{_form(first)} and {_form(target)}"
+            )
+    if isinstance(first, Mapping):
+        return {n: _batched({f"{k}[{n!r}]": target[n] for k, target in targets.items()}) for n in first}
+    return torch.stack(list(targets.values())) if isinstance(first, Tensor) else list(targets.values())
+
+
+def _form(target: Any) -> str:
+    """Return the form of a target: the shape of a tensor, the keys of a mapping, or the type."""
+    if isinstance(target, Tensor):
+        return f"shape {tuple(target.shape)}"
+    if isinstance(target, Mapping):
+        return f"the keys {', '.join(sorted(map(str, target)))}"
+    return "a list" if isinstance(target, list | tuple) else f"a {type(target).__name__}"

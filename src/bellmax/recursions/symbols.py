@@ -19,21 +19,27 @@ from types import CodeType, FrameType
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 _FORM_BITS = 32
 _FORM = (1 << _FORM_BITS) - 1
 _SEVERAL = 1 << 30  # added to the position of a tuple of nodes
-_LIBRARIES = os.path.dirname(__file__), os.path.dirname(np.__file__)
+_LIBRARIES = tuple(os.path.join(os.path.dirname(file), "") for file in (__file__, np.__file__, torch.__file__))
 
 Form = tuple[tuple[tuple[int, float], ...], float]
 """Terms (entry, coefficient) in the order of entries, and a constant."""
 
 
+def is_library(code: CodeType) -> bool:
+    """True if code is part of this package, NumPy or torch."""
+    return code.co_filename.startswith(_LIBRARIES)
+
+
 def user_frame() -> FrameType:
-    """Return the innermost frame outside of this package and NumPy: the line of the program that runs."""
+    """Return the innermost frame outside of this package, NumPy and torch: the line of the program that runs."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
+    while frame is not None and is_library(frame.f_code):
         frame = frame.f_back
     assert frame is not None
     return frame
@@ -176,7 +182,10 @@ class Trace:
         self.instructions: list[int] = []
         self.runs: list[tuple[int, CodeType]] = []
         """The code object that made the nodes from a number on."""
+        self._units = [(entry, 1.0) for entry in range(-1, num_entries)]
+        """The term of each form that is a single entry."""
         self._form_of: dict[Form, int] = {}
+        """The numbers of forms, except of sums of two entries, which are in ``_sum_of``."""
         self._sum_of: dict[tuple[int, int], int] = {}
         self._code: CodeType | None = None
         self._num_terms = 0
@@ -261,7 +270,11 @@ class Trace:
         left, right = a >> _FORM_BITS, b >> _FORM_BITS
         if left and right:
             bundles, ends = self.bundles, self.bundle_ends
-            bundles += (left, right) if left < _SEVERAL > right else self._nodes(left) + self._nodes(right)
+            if left < _SEVERAL > right:
+                bundles += (left, right)
+            else:
+                bundles += self._nodes(left) + self._nodes(right)
+                self._check_size()  # running sums of nodes make long bundles, possibly without a call of max
             left, right = _SEVERAL + len(ends) - 1, 0
             ends.append(len(bundles))
         return (left or right) << _FORM_BITS | form
@@ -277,11 +290,15 @@ class Trace:
         pair = (a, b) if a <= b else (b, a)
         form = self._sum_of.get(pair)
         if form is None:
-            (terms, constant), (others, other) = self.form(a), self.form(b)
-            total = dict(terms)
-            for entry, coefficient in others:
-                total[entry] = total.get(entry, 0.0) + coefficient
-            form = self._sum_of[pair] = self._intern(total, constant + other)
+            if a != b and pair[1] <= self.num_entries:  # two entries: by far the most frequent new form
+                form = self._new_form(((self._units[pair[0]], self._units[pair[1]]), 0.0))
+            else:
+                (terms, constant), (others, other) = self.form(a), self.form(b)
+                total = dict(terms)
+                for entry, coefficient in others:
+                    total[entry] = total.get(entry, 0.0) + coefficient
+                form = self._intern(total, constant + other)
+            self._sum_of[pair] = form
         return form
 
     def add_number(self, symbol: Symbol, number: Any) -> Any:
@@ -326,13 +343,19 @@ class Trace:
             ((entry, coefficient),) = key[0]
             if coefficient == 1:
                 return entry + 1
+        if not constant and len(key[0]) == 2 and key[0][0][1] == key[0][1][1] == 1:
+            return self._add_forms(key[0][0][0] + 1, key[0][1][0] + 1)
         form = self._form_of.get(key)
         if form is None:
-            self.forms.append(key)
-            form = self._form_of[key] = self.num_entries + len(self.forms)
-            self._num_terms += len(key[0])
-            self._check_size()
+            form = self._form_of[key] = self._new_form(key)
         return form
+
+    def _new_form(self, form: Form) -> int:
+        """Add a form, and return its number."""
+        self.forms.append(form)
+        self._num_terms += len(form[0])
+        self._check_size()
+        return self.num_entries + len(self.forms)
 
     def _number_form(self, number: float) -> int:
         form = self.form_of_number.get(number)
@@ -342,7 +365,7 @@ class Trace:
 
     def _number(self, value: Any, what: str) -> float:
         """Return a number that is not a symbol as a float."""
-        if isinstance(value, Real):
+        if isinstance(value, Real | np.bool_):
             number = float(value)
             if math.isnan(number):
                 raise error(f"{what} must be a number, got nan")

@@ -22,8 +22,9 @@ from bellmax.structures.hypergraph import Hypergraph, Rows
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-ONE = "_one"
-"""The name of the score that is the number 1. Constants of a program are its coefficients."""
+ONE = "1"
+"""The name of the score that is the number 1, which no argument can have. Constants of a program are its
+coefficients."""
 
 
 class ProgramEdge(NamedTuple):
@@ -69,7 +70,7 @@ class _Arrays(NamedTuple):
 
 
 class Traced:
-    """A program for inputs of certain shapes.
+    """A program for inputs of certain shapes. Make it outside of all modes of torch, because later calls share it.
 
     Args:
         name: The name of the program, for messages.
@@ -91,9 +92,10 @@ class Traced:
         form_of_edge = (np.cumsum(is_used) - 1)[arrays.form]
         self._set_forms(trace, np.flatnonzero(is_used))
         rows = Rows(arrays.head, arrays.tail, arrays.arity, None, torch.device("cpu"))
-        with outside_modes():
-            self.hypergraph = Hypergraph(rows, weight_of=form_of_edge)
-            self._index = {torch.device("cpu"): self._make_index(form_of_edge)}
+        self.hypergraph = Hypergraph(rows, weight_of=form_of_edge)
+        self._index = {torch.device("cpu"): self._make_index(form_of_edge)}
+        self.is_cancelling = torch.from_numpy(self._find_cancelling())
+        """(entries,), True for the entries of the inputs that a derivation can use although their count is 0."""
         names = [*inputs, *([ONE] if self.has_constants else [])]
         self.program = LinearGraphProgram(names, self.has_extra_root, self.hypergraph._longest_path)
         self._set_lines(trace, nodes, code)
@@ -111,7 +113,7 @@ class Traced:
         if not self.has_paths:
             composite, forms = [((), 1.0)], np.array([trace.num_entries + 1])
         self.has_constants = any(constant for _, constant in composite)
-        terms = [(*terms, *([(trace.num_entries, constant)] if constant else [])) for terms, constant in composite]
+        terms = [(*terms, (trace.num_entries, constant)) if constant else terms for terms, constant in composite]
         is_entry = (forms > 0) & (forms <= trace.num_entries)
         count = is_entry.astype(np.int64)
         count[forms > trace.num_entries] = [len(form) for form in terms]
@@ -167,6 +169,14 @@ class Traced:
             with outside_modes():
                 self._random[key] = torch.from_numpy(1 + np.random.default_rng(0).random(size)).to(device, dtype)
         return self._random[key]
+
+    def _find_cancelling(self) -> NDArray[np.bool_]:
+        """Return (entries,), True for the entries of the inputs with coefficients of both signs."""
+        size = sum(math.prod(shape) for shape in self.inputs.values())
+        is_added, is_subtracted = np.zeros((2, size + 1), dtype=bool)
+        is_added[self._entry[self._coefficient > 0]] = True
+        is_subtracted[self._entry[self._coefficient < 0]] = True
+        return (is_added & is_subtracted)[:size]
 
     def num_unused(self) -> dict[str, int]:
         """Return the number of entries of each input that no edge uses."""

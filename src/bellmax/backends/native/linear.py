@@ -52,4 +52,4 @@ class NativeLinear(NativeSweeps):
     def max_marginals(self, theta: Tensors, index: Tensors, omega: Regularizer) -> Tensor:
         entries = self._by_kernel("max_marginals", theta, (num_entries(theta),), index, omega)
         first = theta[0]
-        return entries[:, : first.shape[1:].numel()].reshape(first.shape)
+        return entries[:, : first.shape[1:].numel()].contiguous().reshape(first.shape)
