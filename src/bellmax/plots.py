@@ -70,12 +70,12 @@ def dag(p: DAGPaths, *, ax: Axes | None = None, labels: list[str] | None = None)
 
 
 def program(p: ProgramPaths, *, ax: Axes | None = None) -> Axes:
-    """Draw the nodes and edges of a small program with the probability of each edge, and return the axes.
+    """Draw the nodes and edges of a small program with the expected number of uses of each edge, and return the axes.
 
     A node is a call of ``bellmax.max`` or ``bellmax.min``, in the order of ``p.node_values``. An edge is one option of
-    the call, labeled with its weight and its probability. It leads from the nodes in the option to the node of the
-    call. The lines from several nodes meet in a dot. The last node is the result. Wider edges are more probable. Edges
-    with probability 0 are dashed.
+    the call, labeled with its weight and its expected number of uses, which is its probability if no solution uses it
+    twice. It leads from the nodes in the option to the node of the call. The lines from several nodes meet in a dot.
+    The last node is the result. Wider edges are used more often. Edges that are never used are dashed.
 
     Args:
         p: The distribution that a :func:`bellmax.program` returns, without batch dimensions, with at most 200 edges.
@@ -110,7 +110,7 @@ def program(p: ProgramPaths, *, ax: Axes | None = None) -> Axes:
     num_parallel: dict[tuple[int, ...], int] = {}
     for number, (head, probability) in enumerate(zip(graph.heads.tolist(), probabilities, strict=True)):
         from_nodes = tails[offset[number] : offset[number + 1]]
-        key = (head, *from_nodes)
+        key = (head, *sorted({*from_nodes}))
         nth = num_parallel[key] = num_parallel.get(key, -1) + 1
         _draw_option(ax, positions, from_nodes, head, probability, nth, p._traced.edge(number).weight)
     for node, (x, y) in enumerate(positions):
@@ -142,7 +142,7 @@ def _draw_option(
     points = [positions[tail] for tail in tails]
     middle = points[0]
     if len(points) > 1:
-        middle = 0.4 * np.mean(points, axis=0) + 0.6 * stop
+        middle = 0.4 * np.mean(points, axis=0) + 0.6 * stop + np.array((0, 0.5 * nth))
         style = _edge_style(probability)
         for point in points:
             ax.plot(*zip(point, middle, strict=True), zorder=1, **style)

@@ -404,6 +404,11 @@ def test_a_single_option_makes_no_node():
         assert q.hypergraph.num_edges == 2
 
 
+def test_fractions_that_cancel_leave_no_rounding_error():
+    p = bx.program("item")(lambda value: bx.max(0.1 * value[0] + 0.2 * value[0] - 0.3 * value[0], value[1]))
+    assert p(torch.tensor([-math.inf, 0.0])).num_paths == 2
+
+
 def test_differences_of_prefix_sums_have_no_terms_that_cancel():
     p = bx.program("item")(prefix_sums)(VALUES)
     assert [[(name, *index) for name, index, _ in edge.scores] for edge in p.derivation_edges([0, 9])] == [

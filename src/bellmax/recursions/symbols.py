@@ -24,6 +24,7 @@ from torch import Tensor
 
 _FORM_BITS = 32
 _FORM = (1 << _FORM_BITS) - 1
+_ROUNDING = 1e-12  # coefficients that cancel can leave a rounding error, such as 0.1 + 0.2 - 0.3
 _SEVERAL = 1 << 30  # added to the position of a tuple of nodes
 _LIBRARIES = tuple(os.path.join(os.path.dirname(file), "") for file in (__file__, np.__file__, torch.__file__))
 
@@ -296,7 +297,9 @@ class Trace:
                 (terms, constant), (others, other) = self.form(a), self.form(b)
                 total = dict(terms)
                 for entry, coefficient in others:
-                    total[entry] = total.get(entry, 0.0) + coefficient
+                    before = total.get(entry, 0.0)
+                    after = before + coefficient
+                    total[entry] = after if abs(after) > _ROUNDING * abs(before) else 0.0
                 form = self._intern(total, constant + other)
             self._sum_of[pair] = form
         return form
