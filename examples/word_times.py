@@ -65,7 +65,7 @@ def word_times(
             labels += [vocabulary[separator]] if labels and separator in vocabulary else []
             words.append((word, len(labels), len(labels) + len(spelled) - 1))
             labels += spelled
-    scores = pad(log_probs.detach().float().cpu(), (0, 1), value=star)  # the last class
+    scores = pad(log_probs.float().cpu(), (0, 1), value=star)  # the last class
     p = bx.CTC(scores, torch.tensor(labels, dtype=torch.int64), blank=blank)
     if p.value == -torch.inf:
         raise ValueError(f"text must fit into {len(scores)} frames, got {len(labels)} labels: {text!r}")

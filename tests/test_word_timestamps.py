@@ -171,11 +171,13 @@ def test_the_blank_and_the_separator_can_be_any_class(recipe: Any) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_precisions_find_the_same_times(recipe: Any, dtype: torch.dtype) -> None:
     logits = output_for("-h-oo-t-|--cc-o-l-d--|-b-a-a-")
-    expected = recipe.word_times(logits.log_softmax(-1), "hot cold 7 baa", VOCABULARY, FRAME)
-    words = recipe.word_times(logits.to(dtype).log_softmax(-1), "hot cold 7 baa", VOCABULARY, FRAME)
-    assert times_in_frames(words) == times_in_frames(expected)
-    for word, other in zip(words, expected, strict=True):
-        assert word.score == pytest.approx(other.score, abs=0.01)
+    log_probs = logits.to(dtype).log_softmax(-1)
+    exact, rounded, words = (
+        recipe.word_times(scores, "hot cold 7 baa", VOCABULARY, FRAME)
+        for scores in (logits.log_softmax(-1), log_probs.float(), log_probs)
+    )
+    assert words == rounded
+    assert times_in_frames(words) == times_in_frames(exact)
 
 
 # --- the star
@@ -330,6 +332,16 @@ def test_new_priors_are_the_average_probabilities_of_the_frames(page: SimpleName
     probabilities = model(batch[0]).softmax(-1).detach()
     frames = [row[:count] for row, count in zip(probabilities, batch[2][0].tolist(), strict=True)]
     close(log_priors.exp(), torch.cat(frames).mean(0), 1e-6)
+
+
+def test_a_step_with_priors_makes_frequent_classes_less_probable(page: SimpleNamespace) -> None:
+    batch, blanks = features_and_targets(), []
+    for prior in (0.25, 0.97):
+        model = linear_network()
+        log_priors = torch.tensor([prior, *3 * [(1 - prior) / 3]]).log()
+        page.train_epoch(model, torch.optim.SGD(model.parameters(), lr=0.1), [batch], log_priors, 1.0)
+        blanks.append(model(batch[0]).softmax(-1)[..., 0].mean())
+    assert blanks[1] < blanks[0]
 
 
 def test_priors_of_unused_classes_are_finite(page: SimpleNamespace) -> None:
