@@ -230,16 +230,23 @@ def figure(runs: dict[str, Trained], string: String) -> Figure:
     return drawn
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+def command_line(description: str | None, output: Path) -> argparse.ArgumentParser:
+    """Return a parser for the options of all examples on these recordings."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add = parser.add_argument
     add("folder", type=Path, help="recordings {digit}_{speaker}_{take}.wav at 8 kHz; takes 0 to 4 are the test set")
-    add("--output", type=Path, default=Path("build/digits"), help="folder for checkpoints, digits.md and digits.png")
+    add("--output", type=Path, default=output, help="folder for the table, the figure and checkpoints")
     add("--epochs", type=int, default=10, help="epochs of each run")
-    add("--minutes", type=float, default=30, help="training time, divided among the runs")
-    add("--resume", action="store_true", help="continue from the checkpoints")
-    add("--penalty-epochs", type=int, default=3, help="number of first epochs in which each blank costs 1 more")
     add("--seed", type=int, default=0, help="seed of the weights, the strings and their order")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = command_line(__doc__, Path("build/digits"))
+    parser.add_argument("--minutes", type=float, default=30, help="training time, divided among the runs")
+    parser.add_argument("--resume", action="store_true", help="continue from the checkpoints")
+    text = "number of first epochs in which each blank costs 1 more"
+    parser.add_argument("--penalty-epochs", type=int, default=3, help=text)
     options = parser.parse_args(arguments)
     options.output.mkdir(parents=True, exist_ok=True)
     tests = read_strings(options.folder, range(5), 4, options.seed + 1)

@@ -1,4 +1,4 @@
-"""examples/digits.py on synthetic tones, one pitch per digit."""
+"""examples/digits.py and examples/word_times.py on synthetic tones, one pitch per digit."""
 
 from __future__ import annotations
 
@@ -112,3 +112,30 @@ def test_an_interrupted_run_resumes(digits: ModuleType, tmp_path: Path, capsys: 
 def test_a_folder_without_recordings_is_named(digits: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="must hold"):
         digits.main([str(tmp_path), "--output", str(tmp_path / "out")])
+
+
+# --- word_times.py
+
+
+def test_times_of_words_are_measured_for_each_training(
+    digits: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = import_module("word_times")
+    record(tmp_path, range(4, 6))
+    example.main([str(tmp_path), "--output", str(tmp_path / "out"), "--epochs", "2"])
+    table = (tmp_path / "out" / "word-times.md").read_text(encoding="utf-8")
+    assert table in capsys.readouterr().out
+    header, line, *rows = (row.strip("| ").split(" | ") for row in table.splitlines())
+    assert [row[0] for row in rows] == list(example.RUNS)
+    assert {len(row) for row in rows} == {len(header)} == {line[0].count("-:") + 1}
+    assert (tmp_path / "out" / "word-times.png").stat().st_size > 10_000
+
+
+def test_errors_of_times_are_signed_and_in_milliseconds(digits: ModuleType) -> None:
+    example = import_module("word_times")
+    words = [example.Word("one", 0.1, 0.5, 1.0), example.Word("two", 0.55, 0.8, 1.0)]
+    string = torch.zeros(100, digits.BANDS), torch.tensor([2, 3]), torch.tensor([0.6])  # of 1 s
+    torch.testing.assert_close(example.off(words, string), torch.tensor([[100.0, -100.0], [-50.0, -200.0]]))
+    assert example.text_of(string[1]) == "one two"
+    labels = [example.VOCABULARY[letter] for letter in "onetwo"]
+    assert example.with_letters(string)[1].tolist() == labels
