@@ -192,7 +192,7 @@ def _draw_arrow(
     ax.add_patch(
         FancyArrowPatch(
             (start[0], start[1]), (stop[0], stop[1]), connectionstyle=f"arc3,rad={bend}", arrowstyle="-|>",
-            mutation_scale=12, shrinkA=14, shrinkB=14, **_edge_style(probability),
+            mutation_scale=12, shrinkA=14, shrinkB=14, clip_on=False, **_edge_style(probability),
         )
     )  # fmt: skip
 
