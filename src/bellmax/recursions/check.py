@@ -28,7 +28,7 @@ _MANY_TIMES = 10_000
 
 @dataclass(frozen=True)
 class ProgramReport:
-    """What :func:`check_program` found. The attribute ``ok`` is True if nothing differs."""
+    """The result of :func:`check_program`. The attribute ``ok`` is True if nothing differs."""
 
     hard: tuple[float, float]
     """The optimum: of the distribution, and of the function on numbers."""

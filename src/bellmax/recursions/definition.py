@@ -372,7 +372,7 @@ def _captured_names(function: Callable[..., Any]) -> list[Callable[[], Any]]:
 
 
 def _codes(code: CodeType) -> list[CodeType]:
-    """Return a code object and those of the functions inside."""
+    """Return a code object and the code objects of the functions inside."""
     inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
     return [code, *(nested for child in inner for nested in _codes(child))]
 
