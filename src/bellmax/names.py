@@ -23,7 +23,7 @@ PUBLIC = {
         "dtw_neighbors lattice losses nn plots program sklearn use_backend viterbi"
     ),
     "bellmax.nn": (
-        "CRF CTCLoss DTWAlignment DTWLoss SegmentationAttention SmoothedMax TagConstraints TransducerLoss "
+        "CRF CTCLoss DTWAlignment DTWLoss Perturbed SegmentationAttention SmoothedMax TagConstraints TransducerLoss "
         "tag_constraints"
     ),
     "bellmax.losses": (
