@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from scipy import stats
 from support.problems import potentials
 from support.structures import STRUCTURES
 from torch import Tensor
@@ -189,10 +190,10 @@ def test_every_structure() -> None:
     assert len(STRUCTURES) > 15
     for name, structure in STRUCTURES.items():
         x = potentials(2, *structure.shape, requires_grad=True)
-        layer = Perturbed(lambda x, s=structure: s.make(x, omega="hard"), samples=3)
+        layer = Perturbed(lambda x, s=structure: s.make(x, omega="hard"), "normal", samples=3)
         value, path = seeded(layer, x)
         torch.manual_seed(3)
-        noise = -torch.empty(3, *x.shape, dtype=x.dtype).exponential_().log() - 0.5772156649015329
+        noise = torch.randn(3, *x.shape, dtype=x.dtype)
         moved = (x.detach() + structure.sense * noise).requires_grad_()
         values = structure.make(moved, omega="hard").value
         torch.testing.assert_close(value, values.mean(0), msg=name)
@@ -320,6 +321,17 @@ def test_non_contiguous_scores_are_not_modified() -> None:
     assert torch.equal(x, copy)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # a warning of dynamo
+def test_compiles() -> None:
+    layer, x = Perturbed(warping, samples=5), torch.rand(2, 3, 4, requires_grad=True)
+    compiled = torch.compile(layer, backend="aot_eager")
+    results = []
+    for run in (layer, compiled):
+        value, path = seeded(run, x)
+        results.append((value, path, grad(value.sum() + path.square().sum(), x)[0]))
+    torch.testing.assert_close(*results)
+
+
 def test_is_a_module() -> None:
     layer = Perturbed(choice, "normal", samples=3, sigma=0.5)
     assert repr(layer) == "Perturbed(noise='normal', samples=3, sigma=0.5)"
@@ -365,6 +377,22 @@ def test_errors() -> None:
         assert hidden(torch.zeros(4, 3)).value > 0
     with pytest.raises(TypeError, match="has no argument 'n_samples'"):
         Perturbed(choice, n_samples=3)
+
+
+def test_gumbel_noise_and_its_slopes() -> None:
+    scores = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    moved = []
+
+    def make(s: Tensor) -> bx.PathDistribution:
+        moved.append(s.detach())
+        return bx.DAG([(0, 1), (1, 2)]).paths(s, omega="hard")  # one path
+
+    value, path = seeded(Perturbed(make, "gumbel", samples=100_000), scores)
+    noise = moved[1].flatten().numpy()
+    assert stats.kstest(noise, stats.gumbel_r(loc=-0.5772156649).cdf).pvalue > 0.01
+    assert value.item() == pytest.approx(noise.sum() / 100_000)
+    assert torch.equal(path, torch.ones(2, dtype=torch.float64))
+    assert grad(path.sum(), scores)[0].abs().max() < 1e-12  # no estimate is better than 0 for a constant path
 
 
 def test_gradcheck_of_the_value() -> None:
