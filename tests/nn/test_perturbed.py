@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -223,6 +224,23 @@ def test_several_scores() -> None:
     assert (estimate[1] - second).norm() < 0.2 * second.norm()
 
 
+def test_scalar_scores() -> None:
+    @bx.program("i, ")
+    def skip(value, penalty):
+        best = 0.0
+        for i in range(3):
+            best = bx.max(best + value[i], best + penalty)
+        return best
+
+    layer = Perturbed(lambda v, s: skip(v, s, omega="hard"), samples=200)
+    values, penalty = potentials(2, 3, requires_grad=True), potentials(2, seed=1, requires_grad=True)
+    value, (used, skipped) = layer(values, penalty)
+    torch.testing.assert_close(used.sum(-1) + skipped, torch.full((2,), 3.0, dtype=torch.float64))
+    gradients = grad(value.sum() + skipped.square().sum(), (values, penalty))
+    assert [g.shape for g in gradients] == [(2, 3), (2,)]
+    assert all(g.isfinite().all() and g.any() for g in gradients)
+
+
 def test_batch_members_are_independent() -> None:
     x = potentials(2, 5, 4, 3, requires_grad=True)
     value, path = Perturbed(chain, samples=7)(x)
@@ -321,7 +339,8 @@ def test_non_contiguous_scores_are_not_modified() -> None:
     assert torch.equal(x, copy)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # a warning of dynamo
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # warnings of dynamo
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_compiles() -> None:
     layer, x = Perturbed(warping, samples=5), torch.rand(2, 3, 4, requires_grad=True)
     compiled = torch.compile(layer, backend="aot_eager")
@@ -351,8 +370,8 @@ def test_errors() -> None:
     for samples in (0, 2.0):
         with pytest.raises(ValueError, match=f"samples must be an integer of at least 1, got {samples}"):
             Perturbed(choice, samples=samples)
-    for sigma in (0, -1.0, math.inf, math.nan):
-        with pytest.raises(ValueError, match=f"sigma must be finite and > 0, got {sigma}"):
+    for sigma in (0, -1.0, math.inf, math.nan, torch.tensor(1.0)):
+        with pytest.raises(ValueError, match=re.escape(f"sigma must be a finite number > 0, got {sigma}")):
             Perturbed(choice, sigma=sigma)
     with pytest.raises(ValueError, match=r"scores\[0\] must be floating point, got dtype torch\.int64"):
         Perturbed(choice)(torch.zeros(4, dtype=torch.int64))

@@ -43,9 +43,9 @@ class Perturbed(nn.Module):
     and the mean best path. Both are random estimates of smooth functions of the scores, with these derivatives:
 
     - The gradient of the mean value is the mean best path. It is the exact gradient of the returned value.
-    - The derivative of the mean best path is an unbiased estimate, since the best paths are constant almost everywhere.
-      If B is the best path and s is the slope of the noise, −∇log density, the estimate of the Jacobian is the mean of
-      B sᵀ / σ, after subtracting from B the mean over the other samples. It is also the second derivative of the value.
+    - The derivative of the mean best path is an unbiased estimate. Let B be the best path, and let s be the slope of
+      the noise, which is −∇log density. The estimated Jacobian is the mean of B sᵀ / σ. To reduce its variance, the
+      layer subtracts from B the mean over the other samples. The estimate is also the second derivative of the value.
     - Further derivatives raise ``NotImplementedError``.
 
     The path is the gradient of the value of ``make(scores)`` with respect to the scores, so it always has the shape of
@@ -95,8 +95,8 @@ class Perturbed(nn.Module):
         check_choice("noise", noise, ("gumbel", "normal"))
         if not isinstance(samples, int) or samples < 1:
             raise ValueError(f"samples must be an integer of at least 1, got {samples!r}")
-        if not 0 < sigma < math.inf:
-            raise ValueError(f"sigma must be finite and > 0, got {sigma}")
+        if isinstance(sigma, Tensor) or not 0 < sigma < math.inf:
+            raise ValueError(f"sigma must be a finite number > 0, got {sigma}")
         self.make, self.noise, self.samples, self.sigma = make, noise, samples, float(sigma)
 
     def forward(self, scores: Tensor, *more: Tensor) -> PerturbedPaths:
