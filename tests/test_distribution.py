@@ -23,6 +23,7 @@ from support.hypergraphs import bracketings
 from support.inside import scores
 from support.kernels import hessians, needs_kernels, took
 from support.problems import OMEGAS, Enumerated, diamond, layered_edges, potentials, random_dag, random_weights
+from support.structures import STRUCTURES
 from torch.distributions import kl_divergence
 
 import bellmax as bx
@@ -960,3 +961,43 @@ def test_scores_that_sum_to_infinity_raise_or_are_infinite(dtype: torch.dtype, b
             assert bx.Chain(most, omega=name).value == math.inf
         except ValueError as error:
             assert "they overflow: scale them down, increase gamma, or use float64" in str(error)  # noqa: PT017
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_straight_through_samples_have_the_gradient_of_the_expected_path(name: str) -> None:
+    structure = STRUCTURES[name]
+    x = potentials(2, *structure.shape, requires_grad=True)
+    for omega in ("negentropy", "sparsemax"):
+        p = structure.make(x, omega=omega)
+        torch.manual_seed(0)
+        paths = p.sample((3,))
+        torch.manual_seed(0)
+        passed_through = p.sample_straight_through((3,))
+        assert torch.equal(passed_through, paths)
+        z = potentials(*paths.shape, seed=1)
+        (gradient,) = torch.autograd.grad((passed_through * z).sum(), x, retain_graph=True)
+        (expected,) = torch.autograd.grad((p.expected_path * z.sum(0)).sum(), x)
+        assert expected.any() or omega == "sparsemax"
+        close(gradient, expected)
+    assert structure.make(x).sample_straight_through().shape == p.batch_shape + p.event_shape
+    with torch.no_grad():
+        assert not structure.make(x).sample_straight_through((3,)).requires_grad
+
+
+def test_straight_through_samples_of_infinite_scores() -> None:
+    x = torch.tensor([[[0.5, -math.inf], [0.1, 0.2]], [[-math.inf, -math.inf], [0.0, 0.0]]], requires_grad=True)
+    p = bx.Chain.from_scores(x, torch.zeros(2, 2))  # the second has no path
+    paths = p.sample_straight_through((50,))
+    assert not paths[:, 1].any()
+    (gradient,) = torch.autograd.grad(paths.square().sum(), x)
+    assert gradient.isfinite().all()
+    assert gradient[0].any()
+    assert (
+        bx.Chain.from_scores(x.bfloat16(), torch.zeros(2, 2).bfloat16()).sample_straight_through().dtype
+        == x.bfloat16().dtype
+    )
+    hard = bx.Chain.from_scores(x, torch.zeros(2, 2), omega="hard").sample_straight_through((4,))
+    assert torch.equal(hard[0, 0, -1], p.best_path()[0, -1])
+    assert not torch.autograd.grad(hard.sum(), x)[0].any()
+    with pytest.raises(ValueError, match="sample_shape must be a tuple, got 3"):
+        p.sample_straight_through(3)

@@ -539,8 +539,30 @@ class PathDistribution(Distribution):
     def rsample(self, sample_shape: Any = ()) -> Tensor:
         """Raise ``NotImplementedError``: paths are discrete and have no reparameterized samples."""
         raise NotImplementedError(
-            "paths are discrete and have no reparameterized samples: use expected_path, or log_prob of samples"
+            "paths are discrete and have no reparameterized samples: use expected_path, sample_straight_through, or "
+            "log_prob of samples"
         )
+
+    @answers_near_misses
+    def sample_straight_through(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Return random paths as events, with the gradient of the expected path (a straight-through estimator).
+
+        The result has the values of :meth:`sample`. In the backward pass, each sample is treated as if it were
+        :attr:`expected_path`. The gradient of a function that is linear in the path is therefore unbiased. For any
+        other function, the gradient is biased. Under ``omega="hard"``, it is 0.
+
+        Args:
+            sample_shape: A tuple with the shape of the sample, default () for one path per batch member.
+
+        >>> import bellmax as bx
+        >>> theta = torch.zeros(2, requires_grad=True)
+        >>> p = bx.DAG([(0, 1), (0, 1)]).paths(theta)  # two parallel edges
+        >>> path = p.sample_straight_through()          # one of the two
+        >>> torch.autograd.grad(path[0], theta)[0]      # in both cases
+        tensor([ 0.2500, -0.2500])
+        """
+        path = self.expected_path
+        return self.sample(sample_shape) + (path - path.detach())
 
     def log_prob(self, path: Any) -> Tensor:
         """Return the log-probability of paths, of the batch shape. Differentiable in θ and γ.
@@ -845,10 +867,10 @@ class PathDistribution(Distribution):
             raise ValueError(f"path{subscript(first)} {reason}")
 
 
-def check_distribution(p: object) -> None:
-    """Raise a ValueError if p is not a distribution over paths."""
+def check_distribution(p: object, name: str = "p") -> None:
+    """Raise a ValueError if p is not a distribution over paths. ``name`` is its name in the message."""
     if not isinstance(p, PathDistribution):
-        raise ValueError(f"p must be a distribution such as bx.Chain, got {type(p).__name__}")
+        raise ValueError(f"{name} must be a distribution such as bx.Chain, got {type(p).__name__}")
 
 
 class _Paths(constraints.Constraint):

@@ -23,8 +23,8 @@ PUBLIC = {
         "dtw_neighbors lattice losses nn plots program sklearn use_backend viterbi"
     ),
     "bellmax.nn": (
-        "CRF CTCLoss DTWAlignment DTWLoss SegmentationAttention SmoothedMax TDTLoss TagConstraints TransducerLoss "
-        "tag_constraints"
+        "CRF CTCLoss DTWAlignment DTWLoss Perturbed SegmentationAttention SmoothedMax TDTLoss TagConstraints "
+        "TransducerLoss tag_constraints"
     ),
     "bellmax.losses": (
         "alignment_area crf_nll expected_cost hamming_cost mean_absolute_deviation path_nll relaxed structured_hinge "

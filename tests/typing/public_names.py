@@ -45,6 +45,7 @@ def describe(p: bx.PathDistribution) -> None:
     expected: Tensor = p.expected_path
     best: Tensor = p.best_path()
     samples: Tensor = p.sample((2,))
+    straight_through: Tensor = p.sample_straight_through((2,))
     scores: Tensor = p.topk(2)[0]
     entropy: Tensor = p.entropy()
     decoded: Tensor = p.decode()
@@ -55,7 +56,7 @@ def describe(p: bx.PathDistribution) -> None:
     gradient: dict[str, Tensor] = p.gradient
     bounds: Tensor = p.max_marginals
     _ = value, expected, best, samples, scores, entropy, p.batch_shape, p.event_shape, p.num_paths
-    _ = best_decoded, log_probs, event, accurate, gradient, bounds
+    _ = straight_through, best_decoded, log_probs, event, accurate, gradient, bounds
 
 
 def sequences() -> None:
@@ -163,7 +164,9 @@ def layers() -> None:
     context, weights = nn.SegmentationAttention(3, 4, num_heads=2)(
         torch.rand(2, 5, 3), torch.rand(2, 6, 4), mask=torch.ones(2, 5, 6).bool(), is_causal=True
     )
-    _ = loss, ctc, rnnt, tdt, dtw, alignment, pooled, context, weights
+    solver = nn.Perturbed(lambda cost: bx.DTW(cost, omega="hard"), noise="normal", samples=3, sigma=0.5)
+    value, path = solver(torch.rand(4, 3))
+    _ = loss, ctc, rnnt, tdt, dtw, alignment, pooled, context, weights, value, path
 
 
 def all_losses() -> None:
