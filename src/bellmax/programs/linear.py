@@ -1,8 +1,8 @@
 """Graphs whose edge weights are sums of entries of several tensors: recursions written in Python, for example.
 
-θ is the score tensors (B or 1, *own). The entries of all scores are numbered in order: the entries of the first score in
-row-major order, then the entries of the second score, and so on. A *form* is a linear function of the entries, Σ coefficient ·
-entry. The weight of an edge is a form, which edges may share.
+θ is the score tensors (B or 1, *own). The entries of all scores are numbered in order: the entries of the first score
+in row-major order, then the entries of the second score, and so on. A *form* is a linear function of the entries, Σ
+coefficient · entry. The weight of an edge is a form, which edges may share.
 
 ``index`` is the index of a hypergraph with shared weights, see :mod:`bellmax.programs.graph`, and four more tensors:
 
