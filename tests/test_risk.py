@@ -42,7 +42,7 @@ def exact(p: bx.PathDistribution) -> Tensor:
 
 
 def chain(x: Tensor, omega: str = "negentropy", **options: Any) -> bx.Chain:
-    return bx.Chain.from_scores(x, potentials(x.shape[-1], x.shape[-1], seed=9).to(x), omega=omega, **options)
+    return bx.Chain.from_scores(x, 0.7 * torch.eye(x.shape[-1]).to(x), omega=omega, **options)
 
 
 def changes(tags: Tensor) -> Tensor:
@@ -292,6 +292,33 @@ def test_only_samples_use_the_random_state() -> None:
     state = torch.get_rng_state()
     risk(p, changes, topk=5)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("options", [{"samples": 4}, {"topk": 8}])
+def test_transforms(options: dict[str, int]) -> None:
+    x = potentials(2, 3, 2)
+
+    def loss(x: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        return risk(chain(x), changes, **options)
+
+    leaf = x.clone().requires_grad_()
+    close(torch.func.grad(loss)(x), grad(loss(leaf), leaf)[0])
+    mapped = torch.vmap(lambda x: risk(chain(x), changes, **options), randomness="different")(x)
+    assert mapped.shape == (2,)
+    if "topk" in options:
+        close(mapped.mean(), loss(x))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"samples": 4}, {"topk": 8}])
+def test_compile(options: dict[str, int]) -> None:
+    x = potentials(2, 3, 2).requires_grad_()
+    compiled = torch.compile(lambda x: risk(chain(x), changes, **options), fullgraph=True, backend="aot_eager")
+    loss = compiled(x)
+    assert grad(loss, x)[0].isfinite().all()
+    if "topk" in options:
+        close(loss, risk(chain(x), changes, **options))
 
 
 @bx.program("item, ")
