@@ -1,4 +1,4 @@
-"""Measure drawing samples in the decoded form, and their log-probabilities from decoded forms and from events.
+"""Measure drawing samples in the decoded form, their log-probabilities, and the gradient of the risk by samples.
 
 The forward sweep of each distribution is done before the first call. A row gives the minimum and the median of its
 runs.
@@ -19,22 +19,24 @@ Make = Callable[[str], bx.PathDistribution]
 
 
 def chain(*shape: int) -> Make:
-    potentials = torch.randn(*shape, shape[-1])
+    potentials = torch.randn(*shape, shape[-1], requires_grad=True)
     return lambda omega: bx.Chain(potentials, omega=omega)
 
 
 def scores(*shape: int) -> Make:
-    emissions, transitions = torch.randn(shape), torch.randn(shape[-1], shape[-1])
+    emissions = torch.randn(shape, requires_grad=True)
+    transitions = torch.randn(shape[-1], shape[-1], requires_grad=True)
     return lambda omega: bx.Chain.from_scores(emissions, transitions, omega=omega)
 
 
 def ctc(batch: int, frames: int, classes: int, labels: int) -> Make:
-    log_probs, targets = torch.randn(batch, frames, classes).log_softmax(-1), torch.randint(1, classes, (batch, labels))
+    log_probs = torch.randn(batch, frames, classes).log_softmax(-1).requires_grad_()
+    targets = torch.randint(1, classes, (batch, labels))
     return lambda omega: bx.CTC(log_probs, targets, omega=omega)
 
 
 def dtw(*shape: int) -> Make:
-    cost = torch.rand(shape)
+    cost = torch.rand(shape, requires_grad=True)
     return lambda omega: bx.DTW(cost, omega=omega)
 
 
@@ -48,18 +50,26 @@ STRUCTURES = {
 }
 
 
+def risk_gradient(p: bx.PathDistribution) -> None:
+    """Compute the gradient of the risk of a cost that takes no time."""
+    loss = bx.losses.risk(p, lambda paths: torch.zeros(DRAWS, *p.batch_shape), samples=DRAWS)
+    torch.autograd.grad(loss, [score for score in p.scores.values() if score.requires_grad])
+
+
 def compare(names: list[str], repeats: int) -> list[Row]:
     rows: list[Row] = []
     for name in names:
         make, sizes = STRUCTURES[name]
         build = make(*sizes)
         for omega in OMEGAS:
-            p = build(omega)
+            learned = build(omega)
+            p = learned.detach()
             decoded = p.sample_decoded((DRAWS,))
             runs = {
                 "draw": lambda p=p: p.sample_decoded((DRAWS,)),
                 "score": lambda p=p, d=decoded: p.log_prob(d),
                 "through events": lambda p=p, d=decoded: p.log_prob(p.encode(d)),
+                "risk": lambda p=learned: risk_gradient(p),
             }
             rows.append({"name": name, "omega": omega, **measure(runs, repeats, SECONDS)})
     return rows
@@ -68,7 +78,7 @@ def compare(names: list[str], repeats: int) -> list[Row]:
 def markdown(results: Row) -> list[str]:
     lines = [
         [r["name"], r["omega"], cell(r["draw"])]
-        + [f"{cell(r[task])} ({factor(ratio(r[task], r['draw']))})" for task in ("score", "through events")]
+        + [f"{cell(r[task])} ({factor(ratio(r[task], r['draw']))})" for task in ("score", "through events", "risk")]
         for r in results["samples"]
     ]
     return [
@@ -81,8 +91,12 @@ def markdown(results: Row) -> list[str]:
         "",
         "If a sample is in decoded form, `log_prob` reads one number for each edge of its path. If a sample is an",
         "event, `log_prob` reads all edges of the graph.",
+        "",
+        f"The last column is the time of `bx.losses.risk` with {DRAWS} samples and of its gradient. It includes the",
+        "times of drawing the samples and of their log-probabilities. The cost function takes no time.",
         *table(
-            "structure | Ω | `sample_decoded`: | `log_prob` of decoded forms: | `encode` and `log_prob` of events:",
+            "structure | Ω | `sample_decoded`: | `log_prob` of decoded forms: | `encode` and `log_prob` of events: | "
+            "`risk` and gradient:",
             lines,
         ),
     ]

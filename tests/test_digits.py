@@ -8,11 +8,10 @@ from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
-import numpy as np
 import pytest
 import torch
+from support.tones import record
 
-soundfile = pytest.importorskip("soundfile")
 pytest.importorskip("librosa")
 pytest.importorskip("matplotlib")
 progress = pytest.importorskip("rich.progress")
@@ -24,16 +23,6 @@ pytestmark = pytest.mark.skipif(not EXAMPLES.exists(), reason="not run from a ch
 def digits(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(EXAMPLES)
     return import_module("digits")
-
-
-def record(folder: Path, takes: range) -> Path:
-    rng = np.random.default_rng(0)
-    for digit in range(10):
-        for take in takes:
-            time = np.arange(rng.integers(1200, 2400)) / 8000
-            tone = np.sin(2 * np.pi * (300 + 300 * digit) * time) * np.hanning(len(time))
-            soundfile.write(folder / f"{digit}_ann_{take}.wav", 0.5 * tone + 0.005 * rng.normal(size=len(time)), 8000)
-    return folder
 
 
 def test_strings_keep_their_digits_and_boundaries(digits: ModuleType, tmp_path: Path) -> None:

@@ -147,6 +147,10 @@ class DecodedForm:
         """
         raise self._no_form()
 
+    def edges_of_compact(self, paths: Tensor) -> EdgePaths:
+        """Return the edges of paths (..., *batch, …) of the sweeps. ``is_path`` is False for padding."""
+        return self.edges(self.of_compact(paths))
+
     def is_open(self, edges: EdgePaths) -> Tensor:
         """(...): False if an edge of a path does not exist, for example because it is outside of the lengths."""
         return edges.is_path

@@ -597,6 +597,26 @@ class PathDistribution(Distribution):
             form.check(name, decoded)
         return log_prob
 
+    def _random_paths(self, count: int) -> tuple[Any, Tensor]:
+        """Return :meth:`_scored` of random paths."""
+        return self._scored(self._sample_compact((count,)))
+
+    def _most_probable_paths(self, k: int) -> tuple[Any, Tensor]:
+        """Return :meth:`_scored` of the most probable paths."""
+        with torch.no_grad():
+            paths = self._solver.most_probable_compact(k)
+        return self._scored(paths.movedim(1, 0).reshape(k, *self.batch_shape, *paths.shape[2:]))
+
+    def _scored(self, compact: Tensor) -> tuple[Any, Tensor]:
+        """Return compact paths (K, *batch, …) in the decoded form, and their log-probabilities (K, *batch).
+
+        The log-probability of padding is −∞.
+        """
+        form = self._form
+        edges = form.edges_of_compact(compact)
+        log_prob = edges.sum_of(self._solver.expanded().log_transitions().flatten(len(self.batch_shape)))
+        return form.of_compact(compact), log_prob.masked_fill(~edges.is_path, -math.inf)
+
     def entropy(self) -> Tensor:
         """Return the Shannon entropy of the distribution over paths, of the batch shape. Differentiable in θ and γ.
 

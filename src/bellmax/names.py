@@ -27,8 +27,8 @@ PUBLIC = {
         "TransducerLoss tag_constraints"
     ),
     "bellmax.losses": (
-        "alignment_area crf_nll expected_cost hamming_cost mean_absolute_deviation path_nll relaxed structured_hinge "
-        "structured_perceptron surrogate"
+        "alignment_area crf_nll expected_cost hamming_cost mean_absolute_deviation path_nll relaxed risk "
+        "structured_hinge structured_perceptron surrogate"
     ),
     "bellmax.sklearn": (
         "DTWBarycenterClassifier DTWKMeans DTWKernel DTWNeighborsClassifier DTWNeighborsRegressor "
@@ -167,11 +167,12 @@ FOREIGN = {
         "hinge": "bellmax.losses.structured_hinge",
         "hinge_loss": "bellmax.losses.structured_hinge",
         "mad": "bellmax.losses.mean_absolute_deviation",
+        "mwer": "bellmax.losses.risk",
         "neg_log_likelihood": "bellmax.losses.crf_nll",
         "nll": "bellmax.losses.crf_nll",
         "nll_loss": "bellmax.losses.crf_nll",
         "perceptron": "bellmax.losses.structured_perceptron",
-        "risk": "bellmax.losses.expected_cost",
+        "reinforce": "bellmax.losses.risk",
         "rnnt_loss": "bellmax.nn.TransducerLoss",
     },
     "bellmax.sklearn": {
@@ -280,7 +281,7 @@ _FOREIGN_ARGUMENTS: Mapping[str, str] = {
     "init": "start",
     "init_barycenter": "init",
     "initial": "start",
-    "k": "n_neighbors n_clusters",
+    "k": "n_neighbors n_clusters topk",
     "labelled": "labels",
     "labels": "tags targets target",
     "length": "lengths",
@@ -292,14 +293,17 @@ _FOREIGN_ARGUMENTS: Mapping[str, str] = {
     "method": "mode",
     "metric": "cost",
     "n": "k",
+    "n_best": "topk",
     "n_classes": "num_tags",
     "n_iter": "max_iter iterations",
     "n_neighbors": "k",
+    "n_samples": "samples",
     "n_tags": "num_tags",
     "normalized": "normalize",
     "num_classes": "num_tags",
     "num_iterations": "iterations max_iter",
     "num_labels": "num_tags",
+    "num_samples": "samples",
     "open_gap_score": "gap_open",
     "open_start": "open_begin",
     "penalty": "step_penalties",

@@ -383,8 +383,19 @@ class Solver:
         if self.program.engine == "chain":
             return self.topk(k)
         scores, edges = self.expanded().topk(k)
+        return self.sense * scores + 0, self._compact(edges)  # no -0
+
+    def most_probable_compact(self, k: int) -> Tensor:
+        """Return the most probable paths in the compact form, (B, k, …). Padding follows the last possible path."""
+        if type(self.omega) is Negentropy:
+            return self.best_compact(k)[1]
+        _, edges = self.most_probable().topk(k)
+        return edges if self.program.engine == "chain" else self._compact(edges)
+
+    def _compact(self, edges: Tensor) -> Tensor:
+        """Return paths (B, K, *edges) of the expansion in the compact form."""
         theta, index = self.batch.unscaled(self.detached()), self.batch.index
-        return self.sense * scores + 0, self.program.compact_paths(edges, theta, index)  # no -0
+        return self.program.compact_paths(edges, theta, index)
 
     def unweighted(self, omega: Regularizer) -> Self:
         """Return the same paths, where the score of every path that exists is 0."""

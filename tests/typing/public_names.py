@@ -181,6 +181,7 @@ def all_losses() -> None:
         losses.structured_hinge(p, target),
         losses.structured_perceptron(p, target),
         losses.expected_cost(p, cost),
+        losses.risk(p, lambda tags: (tags != target).sum(-1), samples=4),
     ]
     warping = bx.DTW(torch.rand(3, 3))
     values.append(losses.alignment_area(warping, torch.eye(3)))

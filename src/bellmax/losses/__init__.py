@@ -1,9 +1,8 @@
 """Losses for learning potentials from paths (section 5 of the paper).
 
-All losses are at least 0. The only exception is :func:`expected_cost`, which can be negative if costs are negative.
-
-A loss takes a distribution over paths ``p`` and a target, the correct path or a set of correct paths. The target has
-one of these forms:
+All losses are at least 0, except :func:`expected_cost` and :func:`risk`, which can be negative if costs are negative.
+These two take a cost. Every other loss takes a distribution over paths ``p`` and a target, the correct path or a set of
+correct paths. The target has one of these forms:
 
 - a path in the decoded form of ``p``, which :meth:`PathDistribution.decode` returns: integers such as tags, index
   pairs, segments, spans or heads, or nested lists of edge numbers for hypergraphs;
@@ -36,10 +35,11 @@ from typing import TYPE_CHECKING
 from bellmax.losses.alignments import alignment_area, mean_absolute_deviation
 from bellmax.losses.expectations import expected_cost, path_nll, relaxed
 from bellmax.losses.margins import crf_nll, hamming_cost, structured_hinge, structured_perceptron, surrogate
+from bellmax.losses.risks import risk
 from bellmax.names import attribute_error
 
 __all__ = ["alignment_area", "crf_nll", "expected_cost", "hamming_cost", "mean_absolute_deviation", "path_nll"]
-__all__ += ["relaxed", "structured_hinge", "structured_perceptron", "surrogate"]
+__all__ += ["relaxed", "risk", "structured_hinge", "structured_perceptron", "surrogate"]
 
 if not TYPE_CHECKING:  # a type checker reports unknown names itself
 

@@ -70,7 +70,8 @@ def relaxed_of(p: PathDistribution, target: Tensor, reduction: str, name: str, i
 def expected_cost(p: PathDistribution, cost: Tensor, *, reduction: str = "mean") -> Tensor:
     """Return the expected cost of a random path of p, for minimum risk training.
 
-    The expected cost is ⟨E, C⟩, where E is the expected path of p.
+    The expected cost is ⟨E, C⟩, where E is the expected path of p. For a cost that is not a sum over the entries of a
+    path, such as an edit distance, use :func:`risk`.
 
     Args:
         p: The distribution over paths.

@@ -26,14 +26,24 @@ def for_each_shape(loss: _F) -> _F:
     def call(p: Any, *args: Any, reduction: str = "mean", **kwargs: Any) -> Tensor:
         if not isinstance(p, RaggedPaths):
             return cast(Tensor, loss(p, *args, reduction=reduction, **kwargs))
-        check_choice("reduction", reduction, _REDUCTIONS[:3])
+        check_ragged_reduction(reduction)
         targets, *rest = (kwargs.pop(name), *args) if name in kwargs else args
         if name == "target" and (kwargs.get("cost") is not None or any(isinstance(a, Tensor) for a in rest)):
             raise ValueError("cost and weight must be left out for problems of different sizes")
         losses = p.join_with(name, targets, lambda q, t: loss(q, t, *rest, reduction="none", **kwargs))
-        return losses if reduction == "none" else losses.sum() if reduction == "sum" else losses.mean()
+        return reduce_problems(losses, reduction)
 
     return cast(_F, call)
+
+
+def check_ragged_reduction(reduction: str) -> None:
+    """Raise an error if a :class:`RaggedPaths` does not support the reduction."""
+    check_choice("reduction", reduction, _REDUCTIONS[:3])
+
+
+def reduce_problems(losses: Tensor, reduction: str) -> Tensor:
+    """Reduce the losses of problems of different sizes, (K,)."""
+    return losses if reduction == "none" else losses.sum() if reduction == "sum" else losses.mean()
 
 
 def check_reduction(p: PathDistribution, reduction: str) -> None:

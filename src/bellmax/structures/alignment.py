@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from bellmax.decoded import Fault
+from bellmax.decoded import EdgePaths, Fault
 from bellmax.inputs import Lengths, answers_near_misses, check_choice, check_tensor
 from bellmax.modes import is_readable
 from bellmax.programs.checks import subscript
@@ -127,6 +127,9 @@ class AlignmentForm(WalkForm):
 
     def of_walks(self, walks: Tensor) -> Tensor:
         return self.p._pairs_of(walks)
+
+    def edges_of_compact(self, paths: Tensor) -> EdgePaths:
+        return self.edges(self.p._walks_of(paths))  # pairs may not determine the path
 
     def nodes(self, decoded: Tensor) -> tuple[Tensor, Tensor]:
         if decoded.shape[-1] == 4:

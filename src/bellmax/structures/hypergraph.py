@@ -13,7 +13,7 @@ from torch import Tensor
 
 import bellmax.backends.native.sorting as sorting
 import bellmax.structures.sums as sums
-from bellmax.decoded import DecodedForm, EdgeLists, Fault
+from bellmax.decoded import DecodedForm, EdgeCounts, EdgeLists, Fault
 from bellmax.distribution import USES_UNITS_TWICE
 from bellmax.inputs import answers_near_misses, check_tensor
 from bellmax.modes import is_checked, is_readable
@@ -344,6 +344,9 @@ class DerivationForm(DecodedForm):
         counts = edges.counts(h.num_edges).to(wide_dtype(self.p.device))
         edges.is_path = edges.is_path & is_flow(counts, h.by_edge._index)
         return edges
+
+    def edges_of_compact(self, paths: Tensor) -> EdgeCounts:
+        return EdgeCounts(paths.to(torch.promote_types(self.p.dtype, torch.float32)), paths.any(-1))
 
     def fault(self, decoded: Tensor) -> Fault:
         if bool((decoded == _NO_EDGE).any()):
