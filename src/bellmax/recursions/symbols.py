@@ -172,8 +172,9 @@ class Trace:
         self.ends = [0]
         self.sense: int | None = None
         self.num_entries, self.max_edges = num_entries, max_edges
-        self.forms: list[Form] = []
-        """The forms that are not a single entry, from form ``num_entries`` + 1 on."""
+        self.forms: list[Form | int] = []
+        """The forms that are not a single entry, from form ``num_entries`` + 1 on. An integer a · 2³² + b is the sum of
+        the single entries a and b, which are forms."""
         self.bundles: list[int] = []
         """The nodes of tails from 2³⁰ on, one bundle after the other."""
         self.bundle_ends = [0]
@@ -183,11 +184,10 @@ class Trace:
         self.instructions: list[int] = []
         self.runs: list[tuple[int, CodeType]] = []
         """The code object that made the nodes from a number on."""
-        self._units = [(entry, 1.0) for entry in range(-1, num_entries)]
-        """The term of each form that is a single entry."""
         self._form_of: dict[Form, int] = {}
         """The numbers of forms, except of sums of two entries, which are in ``_sum_of``."""
-        self._sum_of: dict[tuple[int, int], int] = {}
+        self._sum_of: dict[int, int] = {}
+        """The sum of two forms a ≤ b, for the key a · 2³² + b."""
         self._code: CodeType | None = None
         self._num_terms = 0
         self.Symbol: Any = type("Symbol", (Symbol,), {"__slots__": (), "trace": self})
@@ -267,7 +267,11 @@ class Trace:
     def add(self, a: int, b: int) -> int:
         """Return the code of the sum of two codes."""
         form, other = a & _FORM, b & _FORM
-        form = self._add_forms(form, other) if form and other else form or other
+        if form and other:
+            key = form << _FORM_BITS | other if form < other else other << _FORM_BITS | form
+            form = self._sum_of.get(key) or self._add_forms(key)
+        else:
+            form = form or other
         left, right = a >> _FORM_BITS, b >> _FORM_BITS
         if left and right:
             bundles, ends = self.bundles, self.bundle_ends
@@ -286,23 +290,22 @@ class Trace:
             return [tails] if tails else []
         return self.bundles[slice(*self.bundle_ends[tails - _SEVERAL : tails - _SEVERAL + 2])]
 
-    def _add_forms(self, a: int, b: int) -> int:
-        """Return the form of the sum of two forms."""
-        pair = (a, b) if a <= b else (b, a)
-        form = self._sum_of.get(pair)
-        if form is None:
-            if a != b and pair[1] <= self.num_entries:  # two entries: by far the most frequent new form
-                form = self._new_form(((self._units[pair[0]], self._units[pair[1]]), 0.0))
-            else:
-                (terms, constant), (others, other) = self.form(a), self.form(b)
-                total = dict(terms)
-                for entry, coefficient in others:
-                    before = total.get(entry, 0.0)
-                    after = before + coefficient
-                    total[entry] = after if abs(after) > _ROUNDING * abs(before) else 0.0
-                form = self._intern(total, constant + other)
-            self._sum_of[pair] = form
+    def _add_forms(self, key: int) -> int:
+        """Return the form of the sum of two forms a ≤ b, for the key a · 2³² + b."""
+        a, b = key >> _FORM_BITS, key & _FORM
+        is_pair = a < b <= self.num_entries  # two entries: by far the most frequent new form
+        form = self._sum_of[key] = self._new_form(key, 2) if is_pair else self._add_terms(a, b)
         return form
+
+    def _add_terms(self, a: int, b: int) -> int:
+        """Return the form of the sum of two forms, of which at least one is not a single entry, or which are equal."""
+        (terms, constant), (others, other) = self.form(a), self.form(b)
+        total = dict(terms)
+        for entry, coefficient in others:
+            before = total.get(entry, 0.0)
+            after = before + coefficient
+            total[entry] = after if abs(after) > _ROUNDING * abs(before) else 0.0
+        return self._intern(total, constant + other)
 
     def add_number(self, symbol: Symbol, number: Any) -> Any:
         """Return the sum of a symbol and a number, or the number if it is infinite."""
@@ -333,9 +336,12 @@ class Trace:
     # --- forms
 
     def form(self, form: int) -> Form:
-        if not form:
-            return (), 0.0
-        return (((form - 1, 1.0),), 0.0) if form <= self.num_entries else self.forms[form - self.num_entries - 1]
+        if form <= self.num_entries:
+            return (((form - 1, 1.0),) if form else ()), 0.0
+        terms = self.forms[form - self.num_entries - 1]
+        if isinstance(terms, int):
+            return (((terms >> _FORM_BITS) - 1, 1.0), ((terms & _FORM) - 1, 1.0)), 0.0
+        return terms
 
     def _intern(self, terms: dict[int, float], constant: float) -> int:
         """Return the number of a form."""
@@ -347,17 +353,19 @@ class Trace:
             if coefficient == 1:
                 return entry + 1
         if not constant and len(key[0]) == 2 and key[0][0][1] == key[0][1][1] == 1:
-            return self._add_forms(key[0][0][0] + 1, key[0][1][0] + 1)
+            a, b = (entry + 1 for entry, _ in key[0])
+            return self.add(a, b)
         form = self._form_of.get(key)
         if form is None:
-            form = self._form_of[key] = self._new_form(key)
+            form = self._form_of[key] = self._new_form(key, len(key[0]))
         return form
 
-    def _new_form(self, form: Form) -> int:
+    def _new_form(self, form: Form | int, num_terms: int) -> int:
         """Add a form, and return its number."""
         self.forms.append(form)
-        self._num_terms += len(form[0])
-        self._check_size()
+        self._num_terms += num_terms
+        if self._num_terms > self.max_edges:
+            self._check_size()
         return self.num_entries + len(self.forms)
 
     def _number_form(self, number: float) -> int:

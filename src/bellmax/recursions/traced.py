@@ -109,19 +109,29 @@ class Traced:
 
         A constant is the coefficient of an additional entry, the number 1.
         """
-        composite: list[Form] = [trace.forms[n - trace.num_entries - 1] for n in forms if n > trace.num_entries]
+        first = trace.num_entries + 1
+        composite: list[Form | int] = [trace.forms[n] for n in (forms[forms >= first] - first).tolist()]
         if not self.has_paths:
-            composite, forms = [((), 1.0)], np.array([trace.num_entries + 1])
-        self.has_constants = any(constant for _, constant in composite)
-        terms = [(*terms, (trace.num_entries, constant)) if constant else terms for terms, constant in composite]
-        is_entry = (forms > 0) & (forms <= trace.num_entries)
-        count = is_entry.astype(np.int64)
-        count[forms > trace.num_entries] = [len(form) for form in terms]
+            composite, forms = [((), 1.0)], np.array([first])
+        pairs = np.array([form if isinstance(form, int) else 0 for form in composite], dtype=np.int64)
+        others = [form for form in composite if not isinstance(form, int)]
+        self.has_constants = any(constant for _, constant in others)
+        terms = [(*terms, (first - 1, constant)) if constant else terms for terms, constant in others]
+        is_pair = pairs > 0
+        count = ((forms > 0) & (forms < first)).astype(np.int64)
+        num_terms = np.full(len(composite), 2)
+        num_terms[~is_pair] = [len(form) for form in terms]
+        count[forms >= first] = num_terms
         self._term_offset = np.concatenate(([0], np.cumsum(count)))
         # Forms are in order: 0, single entries, then composite forms.
-        entries = np.array([entry for form in terms for entry, _ in form], dtype=np.int64)
-        self._entry = np.concatenate((forms[is_entry] - 1, entries))
-        self._coefficient = np.concatenate((np.ones(is_entry.sum()), [c for form in terms for _, c in form]))
+        is_in_pair = np.repeat(is_pair, num_terms)
+        entries, coefficients = np.empty(len(is_in_pair), dtype=np.int64), np.ones(len(is_in_pair))
+        entries[is_in_pair] = np.stack((pairs >> _FORM_BITS, pairs & _FORM), 1)[is_pair].ravel() - 1
+        entries[~is_in_pair] = [entry for form in terms for entry, _ in form]
+        coefficients[~is_in_pair] = [c for form in terms for _, c in form]
+        single = forms[(forms > 0) & (forms < first)] - 1
+        self._entry = np.concatenate((single, entries))
+        self._coefficient = np.concatenate((np.ones(len(single)), coefficients))
 
     def _make_index(self, form_of_edge: NDArray[np.int64]) -> tuple[Tensor, ...]:
         """Return the index of the program on the CPU, see :mod:`bellmax.programs.linear`."""
