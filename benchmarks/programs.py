@@ -46,7 +46,7 @@ from omegas import OMEGAS
 from overhead import CALLS, many, microseconds, with_gradient
 from rivals import check_value
 from torch import Tensor
-from trees import ByWidth
+from trees import ByWidth, inside
 
 import bellmax as bx
 from bellmax import lattice as L
@@ -56,11 +56,12 @@ TRACED: dict[str, tuple[Size, ...]] = {
     "knapsack": ((1000, 52), (1000, 520)),
     "edit distance": ((180, 185), (570, 585)),
     "folding": ((80,), (185,)),
+    "parsing": ((80,), (182,)),
 }
-SOLVED: dict[str, Size] = {"knapsack": (50, 500), "edit distance": (180, 185), "folding": (80,)}
+SOLVED: dict[str, Size] = {"knapsack": (50, 500), "edit distance": (180, 185), "folding": (80,), "parsing": (80,)}
 COMPILED: tuple[Size, ...] = ((5, 20), (10, 50), (20, 100), (50, 500))  # knapsack
 REGULARIZED: Size = (1000, 520)  # knapsack
-QUICK: dict[str, Size] = {"knapsack": (6, 12), "edit distance": (5, 7), "folding": (8,)}
+QUICK: dict[str, Size] = {"knapsack": (6, 12), "edit distance": (5, 7), "folding": (8,), "parsing": (8,)}
 BATCHES, QUICK_BATCHES = (1, 8, 32), (1, 2)
 TINY = {"sizes": (3, 4, 2, 5), "room": 9}
 LIMIT = 60  # seconds of a process that compiles
@@ -107,6 +108,18 @@ def pair_bases(pair: Any, best_of: Callable[..., Any]) -> Any:
     return best[0, bases]
 
 
+def parse(span: Any, best_of: Callable[..., Any]) -> Any:
+    """CKY. The weight of each edge is another sum of scores."""
+    words = len(span)
+    best = {(i, i): span[i, i] for i in range(words)}
+    for width in range(1, words):
+        for i in range(words - width):
+            j = i + width
+            splits = [best[i, k] + best[k + 1, j] for k in range(i, j)]
+            best[i, j] = best_of(splits) + span[i, j]
+    return best[0, words - 1]
+
+
 @bx.program("item")
 def knapsack(value: Any, *, sizes: tuple[int, ...], room: int) -> Any:
     return pack(value, sizes, room, bx.max)
@@ -120,6 +133,11 @@ def edit_distance(cost: Any) -> Any:
 @bx.program("base base")
 def folding(pair: Any) -> Any:
     return pair_bases(pair, bx.max)
+
+
+@bx.program("word word")
+def parsing(span: Any) -> Any:
+    return parse(span, bx.max)
 
 
 def smooth_max(*options: Any) -> Tensor:
@@ -271,10 +289,23 @@ def folding_problem(bases: int) -> Problem:
     )
 
 
+def parsing_problem(words: int) -> Problem:
+    return Problem(
+        parsing,
+        (words, words),
+        f"{words} words",
+        {},
+        lambda scores: parse(entries(scores), smooth_max),
+        inside,
+        None,
+    )
+
+
 PROBLEMS: dict[str, Callable[..., Problem]] = {
     "knapsack": knapsack_problem,
     "edit distance": edit_problem,
     "folding": folding_problem,
+    "parsing": parsing_problem,
 }
 
 
@@ -521,7 +552,8 @@ def markdown(results: dict) -> list[str]:
         *heading("programs", results["machine"]),
         "",
         "The programs are functions that are decorated with `bx.program`: the knapsack problem, the edit distance with",
-        "a matrix of substitution costs, and the folding of an RNA sequence (Nussinov). All scores are random. The",
+        "a matrix of substitution costs, the folding of an RNA sequence (Nussinov), and parsing (CKY). In CKY, the",
+        "weight of each edge is a different sum of scores, so it takes longer to trace. All scores are random. The",
         "regularizer is negentropy, unless a table says otherwise. Times include all Python code.",
         "",
         "### Tracing",
