@@ -176,6 +176,7 @@ def test_experiments_on_words_with_known_times(
     moved = [(features, labels, joins - late) for features, labels, joins in pauses]
     assert example.try_pauses(Oracle(), moved) == 2 * [f"{1000 * late:.0f}"]
     assert example.try_stars(Oracle(), strings)[:3] == ["20 / 20", "0 / 0", "0 / 0"]
+    assert example.try_stars(Oracle(), pauses)[2] == "0 / 400"  # exact starts, but joins after the pauses as ends
     assert example.try_confidence(Oracle(), strings) == ["100.0 %"]
     assert example.try_windows(Oracle(), strings) == 2 * ["0 / 0.00"]
     assert [float(cell.strip("% ")) for cell in example.evaluate(Oracle(), strings)] == [*8 * [0], 100]
