@@ -47,9 +47,13 @@ class Batch(NamedTuple):
     joins: Sequence[Tensor]
 
 
-def read_strings(folder: Path, takes: range, rounds: int, seed: int) -> list[String]:
-    """Join the takes of each speaker in random order into strings, and repeat this ``rounds`` times."""
+def read_strings(folder: Path, takes: range, rounds: int, seed: int, pause: float = 0.0) -> list[String]:
+    """Join the takes of each speaker in random order into strings, and repeat this ``rounds`` times.
+
+    A pause of quiet noise, in seconds, is inserted before each join.
+    """
     rng, strings = random.Random(seed), []
+    noise = np.random.default_rng(seed).normal(0, 0.003, round(pause * RATE)).astype(np.float32)
     speakers: dict[str, list[tuple[int, np.ndarray]]] = {}
     for path in sorted(folder.glob("*_*_*.wav")):
         digit, speaker, take = path.stem.split("_")
@@ -59,8 +63,9 @@ def read_strings(folder: Path, takes: range, rounds: int, seed: int) -> list[Str
         order = rng.sample(recordings, len(recordings))
         while len(order) >= 3:
             digits, waves = zip(*(order.pop() for _ in range(min(rng.randint(3, 8), len(order)))), strict=True)
-            joins = torch.tensor([len(wave) for wave in waves[:-1]]).cumsum(0) / RATE
-            strings.append((log_mel(np.concatenate(waves)), torch.tensor(digits) + 1, joins))
+            joins = torch.tensor([len(wave) + len(noise) for wave in waves[:-1]]).cumsum(0) / RATE
+            wave = np.concatenate([waves[0], *(part for wave in waves[1:] for part in (noise, wave))])
+            strings.append((log_mel(wave), torch.tensor(digits) + 1, joins))
     if not strings:
         raise SystemExit(f"{folder} must hold {{digit}}_{{speaker}}_{{take}}.wav with takes below 5 and from 5 on")
     return strings

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from argparse import Namespace
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 from support.tones import record
+from torch import Tensor
 
 pytest.importorskip("librosa")
 pytest.importorskip("matplotlib")
@@ -35,6 +39,17 @@ def test_strings_keep_their_digits_and_boundaries(digits: ModuleType, tmp_path: 
         pitch = torch.stack([piece.mean(0) for piece in pieces]).argmax(-1)
         assert len(labels) == len(joins) + 1
         assert torch.equal(pitch.argsort(stable=True), labels.argsort(stable=True))
+
+
+def test_pauses_move_the_joins(digits: ModuleType, tmp_path: Path) -> None:
+    folder = record(tmp_path, range(4, 7))
+    joined, paused = (digits.read_strings(folder, range(5, 1000), 2, 0, pause) for pause in (0.0, 0.4))
+    for (features, labels, joins), (longer, others, later) in zip(joined, paused, strict=True):
+        assert labels.equal(others)
+        torch.testing.assert_close(later, joins + 0.4 * torch.arange(1, len(labels)))
+        assert len(longer) == len(features) + 40 * (len(labels) - 1)
+        silent = [longer[round(100 * end) - 30 : round(100 * end) - 10] for end in later.tolist()]
+        assert torch.cat(silent).mean() < longer.mean() - 0.2
 
 
 def test_a_boundary_is_between_two_digits(digits: ModuleType) -> None:
@@ -112,12 +127,65 @@ def test_times_of_words_are_measured_for_each_training(
     example = import_module("word_times")
     record(tmp_path, range(4, 6))
     example.main([str(tmp_path), "--output", str(tmp_path / "out"), "--epochs", "2"])
-    table = (tmp_path / "out" / "word-times.md").read_text(encoding="utf-8")
-    assert table in capsys.readouterr().out
-    header, line, *rows = (row.strip("| ").split(" | ") for row in table.splitlines())
-    assert [row[0] for row in rows] == list(example.RUNS)
-    assert {len(row) for row in rows} == {len(header)} == {line[0].count("-:") + 1}
+    text = (tmp_path / "out" / "word-times.md").read_text(encoding="utf-8")
+    assert text in capsys.readouterr().out
+    assert re.match(r"\d+ strings with [34]\d words, 0\.\d minutes\n\n", text)
+    _, *tables = text.split("| training | ")
+    for table, (_, columns, _, _) in zip(tables, example.EXPERIMENTS, strict=True):
+        header, line, *rows = (row.strip("| ").split(" | ") for row in table.split("\n\n")[0].splitlines())
+        assert header == [str(column) for column in columns]
+        assert [row[0] for row in rows] == list(example.RUNS)
+        assert {len(row) for row in rows} == {len(header) + 1} == {line[0].count("-:") + 1}
     assert (tmp_path / "out" / "word-times.png").stat().st_size > 10_000
+
+
+class Oracle(torch.nn.Module):
+    def forward(self, features: Tensor) -> Tensor:
+        return 12 * features[:, ::2]
+
+
+def spoken(example: ModuleType, text: str, pause: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a string that has two frames for each letter, as features of :class:`Oracle`."""
+    labels = [[example.VOCABULARY[letter] for letter in word] for word in text.split()]
+    silence = [0] * round(pause / example.SECONDS)
+    frames = [label for word in labels for label in [*silence, *np.repeat(word, 2)]][len(silence) :]
+    features = torch.eye(len(example.VOCABULARY) + 1)[frames].repeat_interleave(2, 0)[:-1]
+    starts = torch.tensor([2 * len(word) * example.SECONDS + pause for word in labels]).cumsum(0)
+    digits = torch.tensor([example.DIGITS.index(word) + 1 for word in text.split()])
+    return features, digits, starts[:-1] - example.SECONDS / 2
+
+
+@pytest.mark.parametrize("late", [0.0, 0.05])
+def test_experiments_on_words_with_known_times(
+    digits: ModuleType, monkeypatch: pytest.MonkeyPatch, late: float
+) -> None:
+    example = import_module("word_times")
+    monkeypatch.setattr(example, "WINDOWS", (12, 30))
+    texts = "one two six", "six one five", "five six one two"
+    pauses, strings = ([spoken(example, text, pause) for text in texts] for pause in (0.4, 0.0))
+    moved = [(features, labels, joins - late) for features, labels, joins in pauses]
+    assert example.try_pauses(Oracle(), moved) == 2 * [f"{1000 * late:.0f}"]
+    assert example.try_stars(Oracle(), strings)[:3] == ["20 / 20", "0 / 0", "0 / 0"]
+    assert example.try_stars(Oracle(), pauses)[2] == "0 / 400"  # exact starts, but joins after the pauses as ends
+    assert example.try_confidence(Oracle(), strings) == ["100.0 %"]
+    assert example.try_windows(Oracle(), strings) == 2 * ["0 / 0.00"]
+    assert [float(cell.strip("% ")) for cell in example.evaluate(Oracle(), strings)] == [*8 * [0], 100]
+    assert "0 / 0.00" not in example.try_windows(lambda features: torch.randn_like(features[:, ::2]), strings)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_time_and_memory_are_measured_without_recordings(
+    digits: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    example = import_module("word_times")
+    monkeypatch.setattr(example, "SIZES", ((2000, 500),))
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    with pytest.raises(SystemExit) as stopped:
+        example.main(["--performance"])
+    *_, row = capsys.readouterr().out.splitlines()
+    assert not stopped.value.code
+    assert re.fullmatch(r"\| 2,000 \| 500 \|( [\d.e-]+ s, 0\.\d\d GB \|){3}", row)
+    assert example.time_and_memory(lambda: torch.zeros(40_000_000)).endswith(", 0.16 GB")
 
 
 def test_errors_of_times_are_signed_and_in_milliseconds(digits: ModuleType) -> None:

@@ -48,7 +48,7 @@ def page() -> SimpleNamespace:
 
 @pytest.fixture(params=["page", "example"])
 def recipe(request: pytest.FixtureRequest, page: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a namespace with `spell` and `word_times`, from the page and from the example script."""
+    """Return a namespace with `spell`, `word_times` and `long_word_times`, from the page and from the script."""
     if request.param == "page":
         return page
     for package in ("librosa", "soundfile", "matplotlib", "rich.progress"):
@@ -369,15 +369,15 @@ def test_uniform_priors_train_as_ctc_loss(page: SimpleNamespace) -> None:
 
 
 @pytest.mark.parametrize("window", [60, 150, 10_000])
-def test_windows_find_the_times_of_the_whole_recording(page: SimpleNamespace, window: int) -> None:
+def test_windows_find_the_times_of_the_whole_recording(recipe: Any, window: int) -> None:
     rng = np.random.default_rng(0)
     words = [str(rng.choice(["hello", "hot", "cold", "bad", "tall"])) for _ in range(60)]
     frames, spans = speech(words, "|", rng)
     log_probs = output_for(frames).log_softmax(-1)
     words[7] += " –"
-    found = page.long_word_times(log_probs, " ".join(words), VOCABULARY, FRAME, window=window)
+    found = recipe.long_word_times(log_probs, " ".join(words), VOCABULARY, FRAME, window=window)
     assert times_in_frames(found) == spans
-    assert page.long_word_times(log_probs, "", VOCABULARY, FRAME, window=window) == []
+    assert recipe.long_word_times(log_probs, "", VOCABULARY, FRAME, window=window) == []
 
 
 @pytest.mark.parametrize("samples", [400, 719, 720, 32_000, 32_080, 32_081, 32_399, 70_000])
