@@ -247,6 +247,12 @@ def test_counts_of_derivations():
         edit(*_costs()).counts([0])
 
 
+def test_counts_of_a_score_without_dimensions():
+    p = bx.program("item, ")(lambda value, fee: bx.max(0.0, value[0] - fee, value[1] - fee))(VALUES, torch.ones(()))
+    assert p.counts(p.decode())["fee"] == -1
+    assert torch.allclose(bx.losses.crf_nll(p, p.counts(p.decode())), -p.log_prob(p.decode()))
+
+
 def test_a_program_without_a_returned_node_pays_no_omega_for_it():
     for omega in ("l2", "negentropy", "sparsemax"):
         bare = bx.program("item")(lambda value: bx.max(value))(VALUES, omega=omega)

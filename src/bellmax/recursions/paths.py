@@ -240,7 +240,7 @@ class ProgramPaths(PathDistribution):
         counts, first = {}, 0
         for name, own in self._traced.inputs.items():
             size = math.prod(own)
-            counts[name] = totals[..., first : first + size].reshape(*totals.shape[:-1], *own).to(self.dtype)
+            counts[name] = totals[..., first : first + size].reshape(totals.shape[:-1] + own).to(self.dtype)
             first += size
         return counts
 
