@@ -253,6 +253,15 @@ def test_counts_of_a_score_without_dimensions():
     assert torch.allclose(bx.losses.crf_nll(p, p.counts(p.decode())), -p.log_prob(p.decode()))
 
 
+def test_constants_are_no_scores_and_scores_may_have_any_name():
+    p = bx.program("item, ")(lambda _value, fee: bx.max(0.5, _value[0] - fee))(VALUES, torch.ones(()))
+    z = {"_value": VALUES, "fee": torch.ones(())}
+    for mapping in (p.scores, p.gradient, p.hessian_product(z), p.counts(p.decode())):
+        assert list(mapping) == ["_value", "fee"]
+    with pytest.raises(ValueError, match=r"names of scores, out of _value, fee, got '1'$"):
+        p.directional_derivative({"1": torch.ones(1)})
+
+
 def test_a_program_without_a_returned_node_pays_no_omega_for_it():
     for omega in ("l2", "negentropy", "sparsemax"):
         bare = bx.program("item")(lambda value: bx.max(value))(VALUES, omega=omega)

@@ -269,6 +269,9 @@ class ProgramPaths(PathDistribution):
             f"omega={self.omega})"
         )
 
+    def _by_name(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+        return dict(zip(self._traced.inputs, tensors, strict=False))  # constants are the last score
+
     # --- derivations and counts
 
     def _most_accurate(self) -> Tensor:
