@@ -132,6 +132,8 @@ class Recursion:
             advice = "pass scores by position" if len(scores) < len(self.inputs) else "pass the others by keyword"
             raise ValueError(f"{self._signature()}, got {len(scores)} positional arguments: {advice}")
         if any(isinstance(score, list | tuple) for score in scores):
+            if isinstance(omega.gamma if isinstance(omega, Regularizer) else gamma, Tensor):
+                raise ValueError("gamma must be a number for problems of different sizes, got a tensor")
             solve = partial(self, omega=omega, gamma=gamma, **static)
             return RaggedPaths(self.__name__, solve, dict(zip(self.inputs, scores, strict=True)), self.axes)
         tensors: dict[str, Any] = dict(zip(self.inputs, scores, strict=True))
