@@ -241,7 +241,7 @@ class Recursion:
         with interpreted(trace):
             try:
                 result = self.function(*proxies, **static)
-            except (IndexError, TypeError, AttributeError) as error:
+            except (IndexError, TypeError, AttributeError, OverflowError, ValueError) as error:
                 raise _explained(error, inputs) from error
         with outside_modes():
             return Traced(self.__name__, trace, trace.code_of_result(result, code), inputs, code)
@@ -312,10 +312,16 @@ def _explained(error: Exception, inputs: Mapping[str, tuple[int, ...]]) -> Excep
         message = "bx.max and bx.min take no key or default: the max of no options is -inf"
     elif re.search(r"'Symbol' object is not (subscriptable|iterable)|'Symbol' has no len|non-iterable Symbol", message):
         message = f"a single score has no index, length or elements, where the shapes of the scores are {shapes}"
-    elif not isinstance(error, IndexError) and re.search(r"Symbol|ndarray", message):
+    elif isinstance(error, TypeError | AttributeError) and re.search(r"Symbol|ndarray|0-d array|^ufunc ", message):
         message = f"inside a program, scores are symbols in NumPy arrays and tables are lists, but here {message}"
     elif message == "'int' object is not callable" and ".size(" in linecache.getline(code.co_filename, line):
         message = "inside a program, scores are NumPy arrays: use shape[0] instead of size(0)"
+    elif isinstance(error, TypeError) and "'dim'" in message:
+        message = "inside a program, scores are NumPy arrays: use axis instead of dim"
+    elif message.startswith("The truth value of an array"):
+        message = "a program cannot branch on scores: use bx.max or bx.min instead of if"
+    elif message == "int too large to convert to float":
+        message = "a number must fit into a float: use math.inf instead of a very large number"
     else:
         return error
     return at_line(message, code, line)
