@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
 import linecache
 import math
@@ -93,7 +94,8 @@ class Recursion:
     def __init__(self, function: Callable[..., Any], axes: Sequence[tuple[str, ...]], max_edges: int) -> None:
         self.function, self.axes, self.max_edges = function, tuple(axes), max_edges
         self.inputs = _input_names(function, self.axes)
-        self._traces: dict[Hashable, Traced] = {}
+        self._traces: dict[Hashable, tuple[Traced, list[Any]]] = {}
+        """Traces, and the objects outside of the function that it read and that can change, such as lists."""
         self._captured = _captured_names(function)
         self.__name__ = function.__name__
         update_wrapper(self, function)
@@ -200,26 +202,25 @@ class Recursion:
 
     def _traced(self, own: tuple[tuple[int, ...], ...], static: Mapping[str, Any]) -> Traced:
         """Return the program for scores of these shapes, from the cache if possible."""
-        key = own, tuple((name, _key(value)) for name, value in static.items()), self._captured_values()
+        captured = tuple([get() for get in self._captured])
+        key = own, tuple((name, _key(value)) for name, value in static.items()), _captured_key(captured)
         try:
-            traced = self._traces.get(key)
+            known = self._traces.get(key)
         except TypeError:
             raise _unhashable(static) from None
-        if traced is None:
-            traced = self._trace(own, static)
-            self._make_room(traced)
-            self._traces[key] = traced
+        objects = _captured_objects(captured)
+        if known is not None and all(a is b for a, b in zip(known[1], objects, strict=True)):
+            return known[0]
+        traced = self._trace(own, static)
+        self._make_room(traced)
+        self._traces[key] = traced, objects
         return traced
-
-    def _captured_values(self) -> tuple[Any, ...]:
-        """Return keys of the numbers, strings, tuples and functions outside of the function that it reads."""
-        return tuple(_captured_key(get()) for get in self._captured)
 
     def _make_room(self, traced: Traced) -> None:
         """Drop the oldest traces if all traces together have more than ``max_edges`` edges."""
         old = tuple(self._traces.items())  # a copy: other threads can change the cache
-        total = traced.hypergraph.num_edges + sum(t.hypergraph.num_edges for _, t in old)
-        for key, dropped in old:
+        total = traced.hypergraph.num_edges + sum(t.hypergraph.num_edges for _, (t, _) in old)
+        for key, (dropped, _) in old:
             if total <= self.max_edges:
                 break
             self._traces.pop(key, None)
@@ -329,6 +330,8 @@ def _explained(error: Exception, inputs: Mapping[str, tuple[int, ...]]) -> Excep
 
 # --- keys of traces
 
+_CONSTANTS = Number | np.bool_ | str | FunctionType | Recursion
+
 
 def _key(value: Any) -> Hashable:
     """Return a key that differs for equal values of different types, such as 1, True and 1.0."""
@@ -338,11 +341,17 @@ def _key(value: Any) -> Hashable:
 
 
 def _captured_key(value: Any) -> Hashable:
-    """Return a key of a value outside of the function. It is constant for objects that can change, such as lists."""
+    """Return a key of a value outside of the function. It is None for objects that can change, such as lists."""
     if isinstance(value, tuple):
         return type(value), *map(_captured_key, value)
-    is_constant = isinstance(value, Number | np.bool_ | str | FunctionType | Recursion)
-    return _key(value) if is_constant else None
+    return _key(value) if isinstance(value, _CONSTANTS) else None
+
+
+def _captured_objects(value: Any) -> list[Any]:
+    """Return the objects that can change in a value outside of the function."""
+    if isinstance(value, tuple):
+        return [part for element in value for part in _captured_objects(element)]
+    return [] if isinstance(value, _CONSTANTS) else [value]
 
 
 # --- reading the function
@@ -375,7 +384,8 @@ def _captured_names(function: Callable[..., Any]) -> list[Callable[[], Any]]:
     code = function.__code__
     cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
     lookups: list[Callable[[], Any]] = [_cell_lookup(cell) for cell in cells.values()]
-    names = {name for inner in _codes(code) for name in inner.co_names}
+    instructions = [instruction for inner in _codes(code) for instruction in dis.get_instructions(inner)]
+    names = {instruction.argval for instruction in instructions if instruction.opname == "LOAD_GLOBAL"}
     return lookups + [_global_lookup(function.__globals__, name) for name in sorted(names)]
 
 
