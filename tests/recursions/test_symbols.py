@@ -360,8 +360,9 @@ def test_errors_of_the_function_pass_through_and_leave_no_trace():
 
     with pytest.raises(KeyError, match="mine"):
         bx.program("item")(fails)(VALUES)
-    with pytest.raises(IndexError, match="list index out of range"):
+    with pytest.raises(IndexError, match="list index out of range") as caught:
         bx.program("item")(short)(VALUES)
+    assert caught.value.__cause__ is None
     assert bx.max(1.0, 2.0) == 2.0
 
 

@@ -243,7 +243,10 @@ class Recursion:
             try:
                 result = self.function(*proxies, **static)
             except (IndexError, TypeError, AttributeError, OverflowError, ValueError) as error:
-                raise _explained(error, inputs) from error
+                explained = _explained(error, inputs)
+                if explained is error:
+                    raise
+                raise explained from error
         with outside_modes():
             return Traced(self.__name__, trace, trace.code_of_result(result, code), inputs, code)
 
