@@ -272,7 +272,7 @@ class _Derivations(Value):
         return _Derivations((self.scores[:, None] + others).ravel())
 
     def times(self, factor: float) -> _Derivations:
-        return _Derivations(factor * self.scores)
+        return _Derivations(float(factor) * self.scores)
 
 
 class _Enumeration:
