@@ -126,5 +126,7 @@ def test_wrong_arguments():
         bx.check_program(cheapest.function, torch.rand(2, 2))
     with pytest.raises(ValueError, match=r"cost must be a tensor, got list"):
         bx.check_program(cheapest, [torch.rand(2, 2)])
+    with pytest.raises(ValueError, match=r"takes 1 score tensor \(cost\), got 2 positional arguments"):
+        bx.check_program(cheapest, torch.rand(2, 2), torch.rand(2, 2))
     with pytest.raises(ValueError, match="no batch dimensions"):
         bx.check_program(cheapest, torch.rand(3, 2, 2))

@@ -102,6 +102,9 @@ def test_repr_and_names():
         (lambda: solve(VALUES, omega="soft"), "omega must be"),
         (lambda: solve(VALUES, gamma=-1.0), "gamma must be"),
         (lambda: knapsack.graph(sizes=SIZES, room=ROOM), "got 0 shapes"),
+        (lambda: knapsack.graph(4, sizes=SIZES, room=ROOM), r"must have the dimensions \(item\), got 4"),
+        (lambda: knapsack.graph((4.5,), sizes=SIZES, room=ROOM), r"must have the dimensions \(item\), got \(4.5,\)"),
+        (lambda: knapsack.graph((-1,), sizes=SIZES, room=ROOM), r"must have the dimensions \(item\), got \(-1,\)"),
         (
             lambda: knapsack.graph((4, 2), sizes=SIZES, room=ROOM),
             r"must have the dimensions \(item\), got \(4, 2\)",

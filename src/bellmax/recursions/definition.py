@@ -130,9 +130,7 @@ class Recursion:
         if is_interpreted():
             name = self.__name__
             raise error(f"a program cannot call another program: call {name}.function, which is a plain function")
-        if len(scores) != len(self.inputs):
-            advice = "pass scores by position" if len(scores) < len(self.inputs) else "pass the others by keyword"
-            raise ValueError(f"{self._signature()}, got {len(scores)} positional arguments: {advice}")
+        self._check_count(scores)
         if any(isinstance(score, list | tuple) for score in scores):
             if isinstance(omega.gamma if isinstance(omega, Regularizer) else gamma, Tensor):
                 raise ValueError("gamma must be a number for problems of different sizes, got a tensor")
@@ -159,10 +157,11 @@ class Recursion:
         """
         if len(shapes) != len(self.inputs):
             raise ValueError(f"{self._signature()}, got {len(shapes)} shapes")
-        own = tuple(tuple(int(n) for n in shape) for shape in shapes)
-        for name, axes, shape in zip(self.inputs, self.axes, own, strict=True):
-            if len(shape) != len(axes):
+        for name, axes, shape in zip(self.inputs, self.axes, shapes, strict=True):
+            is_shape = isinstance(shape, list | tuple) and all(isinstance(n, int) and n >= 0 for n in shape)
+            if not is_shape or len(shape) != len(axes):
                 raise ValueError(f"the shape of {name} must have the dimensions ({', '.join(axes)}), got {shape}")
+        own = tuple(map(tuple, shapes))
         self._check_sizes(own)
         return self._traced(own, static).hypergraph
 
@@ -175,6 +174,11 @@ class Recursion:
     def _signature(self) -> str:
         count = len(self.inputs)
         return f"{self.__name__} takes {count} score tensor{'s' * (count != 1)} ({', '.join(self.inputs)})"
+
+    def _check_count(self, scores: Sequence[Any]) -> None:
+        if len(scores) != len(self.inputs):
+            advice = "pass scores by position" if len(scores) < len(self.inputs) else "pass the others by keyword"
+            raise ValueError(f"{self._signature()}, got {len(scores)} positional arguments: {advice}")
 
     def _own_shapes(self, tensors: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
         """Return the shape of each score without its batch dimensions."""
