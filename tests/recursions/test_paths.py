@@ -254,11 +254,11 @@ def test_counts_of_a_score_without_dimensions():
 
 
 def test_constants_are_no_scores_and_scores_may_have_any_name():
-    p = bx.program("item, ")(lambda _value, fee: bx.max(0.5, _value[0] - fee))(VALUES, torch.ones(()))
-    z = {"_value": VALUES, "fee": torch.ones(())}
+    p = bx.program("item, ")(lambda _worth, fee: bx.max(0.5, _worth[0] - fee))(VALUES, torch.ones(()))
+    z = {"_worth": VALUES, "fee": torch.ones(())}
     for mapping in (p.scores, p.gradient, p.hessian_product(z), p.counts(p.decode())):
-        assert list(mapping) == ["_value", "fee"]
-    with pytest.raises(ValueError, match=r"names of scores, out of _value, fee, got '1'$"):
+        assert list(mapping) == ["_worth", "fee"]
+    with pytest.raises(ValueError, match=r"names of scores, out of _worth, fee, got '1'$"):
         p.directional_derivative({"1": torch.ones(1)})
 
 
