@@ -185,7 +185,8 @@ def test_time_and_memory_are_measured_without_recordings(
     *_, row = capsys.readouterr().out.splitlines()
     assert not stopped.value.code
     assert re.fullmatch(r"\| 2,000 \| 500 \|( [\d.e-]+ s, 0\.\d\d GB \|){3}", row)
-    assert example.time_and_memory(lambda: torch.zeros(40_000_000)).endswith(", 0.16 GB")
+    memory = float(example.time_and_memory(lambda: torch.zeros(40_000_000)).split()[-2])
+    assert memory == pytest.approx(0.16, abs=0.05)  # memory of other tests may be freed meanwhile
 
 
 def test_errors_of_times_are_signed_and_in_milliseconds(digits: ModuleType) -> None:
