@@ -67,7 +67,7 @@ def test_the_table_has_all_public_names(module: str) -> None:
         ("bellmax", "transducer", "did you mean bellmax.Transducer?"),
         ("bellmax", "tag_constraint", "did you mean bellmax.nn.tag_constraints?"),
         ("bellmax.nn", "Chain", "use bellmax.Chain"),
-        ("bellmax.nn", "HMM", "use bellmax.Chain.from_scores"),
+        ("bellmax.nn", "HSMM", "use bellmax.nn.HMM"),
         ("bellmax.nn", "crf_nll", "use bellmax.losses.crf_nll"),
         ("bellmax.losses", "structured_hinge_loss", "did you mean bellmax.losses.structured_hinge?"),
         ("bellmax.sklearn", "DTWKMean", "did you mean bellmax.sklearn.DTWKMeans?"),

@@ -23,7 +23,7 @@ PUBLIC = {
         "dtw_neighbors lattice losses nn plots program sklearn use_backend viterbi"
     ),
     "bellmax.nn": (
-        "CRF CTCLoss DTWAlignment DTWLoss Perturbed SegmentationAttention SmoothedMax TDTLoss TagConstraints "
+        "CRF CTCLoss DTWAlignment DTWLoss HMM Perturbed SegmentationAttention SmoothedMax TDTLoss TagConstraints "
         "TransducerLoss tag_constraints"
     ),
     "bellmax.losses": (
@@ -77,8 +77,8 @@ FOREIGN = {
         "Eisner": "bellmax.DependencyTrees",
         "Entmax": "bellmax.Tsallis(1.5)",
         "Graph": "bellmax.DAG, or bellmax.Hypergraph",
-        "HMM": "bellmax.Chain.from_scores, with log-probabilities as scores",
-        "HSMM": "bellmax.SemiMarkov.from_scores",
+        "HMM": "bellmax.nn.HMM for a layer, or bellmax.Chain.from_scores for a distribution",
+        "HSMM": "bellmax.nn.HMM(states, max_duration=...) for a layer, or bellmax.SemiMarkov.from_scores",
         "KNeighborsTimeSeriesClassifier": "bellmax.sklearn.DTWNeighborsClassifier",
         "L2": "bellmax.SquaredL2, or bellmax.Tsallis(2), which does not penalize long paths",
         "LCSS": "bellmax.Lattice, see the page on lattices",
@@ -148,6 +148,7 @@ FOREIGN = {
         "ConditionalRandomField": "bellmax.nn.CRF",
         "DTW": "bellmax.nn.DTWLoss or bellmax.nn.DTWAlignment",
         "Entmax15": "bellmax.compat.entmax.Entmax15",
+        "HSMM": "bellmax.nn.HMM, with max_duration=",
         "LinearChainCRF": "bellmax.nn.CRF",
         "RNNTLoss": "bellmax.nn.TransducerLoss",
         "SoftDTW": "bellmax.nn.DTWLoss",
@@ -269,6 +270,7 @@ _FOREIGN_ARGUMENTS: Mapping[str, str] = {
     "dist_method": "cost",
     "distance": "cost",
     "emission": "emissions",
+    "emissions": "emission",
     "encoding": "scheme",
     "end_transitions": "end",
     "fastemit_lambda": "fastemit",
@@ -297,7 +299,9 @@ _FOREIGN_ARGUMENTS: Mapping[str, str] = {
     "n_classes": "num_tags",
     "n_iter": "max_iter iterations",
     "n_neighbors": "k",
+    "n_components": "num_states",
     "n_samples": "samples",
+    "n_states": "num_states",
     "n_tags": "num_tags",
     "normalized": "normalize",
     "num_classes": "num_tags",

@@ -21,11 +21,21 @@ from bellmax.regularizers import Regularizer, with_gamma
 from bellmax.structures.chain import Chain
 from bellmax.tensors import widen
 
+_LEAST = -1e30
+"""A finite score in place of −∞."""
+
 
 class FilterState(NamedTuple):
-    """State of a filter after the steps so far. It is a tuple of tensors, in float64 if the device has float64.
+    """State of a filter after the steps so far: a tuple of tensors, in float64 if the device has float64.
 
-    Use it as the argument ``state`` for the next chunk. It can be pickled and saved with ``torch.save``.
+    Pass it as the argument ``state`` together with the next chunk. To save it, use pickle, or ``torch.save`` of
+    ``tuple(state)``.
+
+    >>> from bellmax.nn import HMM
+    >>> layer = HMM(2)
+    >>> state, _ = layer.filter(torch.zeros(5, 2), layer.start())
+    >>> state.value.exp()  # the sum of the probabilities of all sequences of states
+    tensor(1.0000, dtype=torch.float64)
     """
 
     value: Tensor
@@ -40,6 +50,16 @@ class FilterState(NamedTuple):
     def to(self, device: torch.device | str) -> FilterState:
         """Return the state on a device."""
         return FilterState(*(tensor.to(device) for tensor in self))
+
+
+def log_survival(durations: Tensor) -> Tensor:
+    """Return the log-probability (..., D, S) that a segment has at least d steps, from log-probabilities (..., D, S).
+
+    Differentiable. Durations of −∞ get no gradient.
+    """
+    bounded = durations.masked_fill(durations == -math.inf, _LEAST)  # the gradient of logcumsumexp at −∞ is NaN
+    survival = bounded.flip(-2).logcumsumexp(-2).flip(-2)
+    return survival.masked_fill(survival < _LEAST / 2, -math.inf)
 
 
 class Filter:
@@ -171,7 +191,7 @@ class Filter:
         return self._under(dims).max(x)
 
     def _cost_of_one_parent(self) -> Tensor:
-        """Return the value of a node whose only parent has value 0: −Ω of the vector (1,), which is not 0 under "l2"."""
+        """Return the value of a node whose only parent has value 0: −Ω of the vector (1,), which is −γ/2 under "l2"."""
         return self._max(self.first.new_zeros(1), 0)
 
     @property
@@ -189,8 +209,8 @@ class Filter:
         if not isinstance(state, FilterState) or state.scores.shape != needed:
             got = f"scores of shape {tuple(state.scores.shape)}" if isinstance(state, FilterState) else f"{state!r}"
             raise ValueError(
-                f"state must be a state for emissions of shape {tuple(emissions.shape)}, with scores of shape {needed}, "
-                f"got {got}: pass the state that start() or filter() returned"
+                f"state must be a state for emissions of shape {tuple(emissions.shape)}, "
+                f"with scores of shape {needed}, got {got}: pass the state that start() or filter() returned"
             )
         if state.scores.device != emissions.device:
             raise ValueError(

@@ -7,6 +7,7 @@ from bellmax.nn.attention import SegmentationAttention
 from bellmax.nn.crf import CRF
 from bellmax.nn.ctc import CTCLoss
 from bellmax.nn.dtw import DTWAlignment, DTWLoss
+from bellmax.nn.hmm import HMM
 from bellmax.nn.perturbed import Perturbed
 from bellmax.nn.pooling import SmoothedMax
 from bellmax.nn.tags import TagConstraints, tag_constraints
@@ -17,6 +18,7 @@ __all__ = [
     "CTCLoss",
     "DTWAlignment",
     "DTWLoss",
+    "HMM",
     "Perturbed",
     "SegmentationAttention",
     "SmoothedMax",
