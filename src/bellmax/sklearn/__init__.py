@@ -26,10 +26,12 @@ except ImportError as error:
     raise ImportError("bellmax.sklearn needs scikit-learn: pip install 'bellmax[sklearn]'") from error
 
 from bellmax.sklearn.centers import DTWBarycenterClassifier, DTWKMeans
+from bellmax.sklearn.hmm import HMM
 from bellmax.sklearn.kernels import DTWKernel
 from bellmax.sklearn.neighbors import DTWNeighborsClassifier, DTWNeighborsRegressor, DTWNeighborsTransformer
 
 __all__ = [
+    "HMM",
     "DTWBarycenterClassifier",
     "DTWKMeans",
     "DTWKernel",
