@@ -231,6 +231,21 @@ def test_compile(omega: bx.Regularizer, longest: int | None) -> None:
         torch.testing.assert_close(compiled, eager)
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # from torch.compile
+@with_and_without_durations
+def test_compiled_streams(longest: int | None) -> None:
+    layer, x = make(longest), random(2, 4, 3, seed=9)
+    state, posterior = layer.filter(x, layer.start(2))
+
+    def run(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        state, posterior = layer.filter(x, layer.start(2))
+        return state.value, posterior, layer.forecast(state, 3)
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    for got, wanted in zip(compiled(x), (state.value, posterior, layer.forecast(state, 3)), strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
 @with_and_without_durations
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(longest: int | None, dtype: torch.dtype) -> None:
@@ -285,6 +300,7 @@ def test_meta_device(longest: int | None) -> None:
         layer = HMM(3, max_duration=longest)
         assert layer(torch.zeros(2, 4, 3)).value.shape == (2,)
         assert layer.startprob.is_meta
+        assert layer.filter(torch.zeros(2, 4, 3), layer.start(2))[1].is_meta
     layer.to_empty(device="cpu")
     for parameter in layer.parameters():
         torch.nn.init.constant_(parameter, math.nan)
@@ -323,6 +339,7 @@ def test_repr() -> None:
         (lambda: HMM(2)(torch.full((3, 2), math.nan)).value, "emissions must be finite or -inf, got nan"),
         (lambda: HMM(2).filter(torch.zeros(3, 4, 2), HMM(2).start(2)), r"state must be a state for emissions of shape"),
         (lambda: HMM(2).filter(torch.zeros(4, 2), HMM(2, max_duration=3).start()), "with scores of shape"),
+        (lambda: HMM(2).filter(torch.zeros(1, 2).int(), HMM(2).start()), "emissions must be floating point, got dtype"),
         (lambda: HMM(2).forecast(HMM(2).start(), -1), "steps must be at least 0, got -1"),
     ],
 )

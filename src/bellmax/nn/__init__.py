@@ -15,10 +15,10 @@ from bellmax.nn.transducer import TDTLoss, TransducerLoss
 
 __all__ = [
     "CRF",
+    "HMM",
     "CTCLoss",
     "DTWAlignment",
     "DTWLoss",
-    "HMM",
     "Perturbed",
     "SegmentationAttention",
     "SmoothedMax",
