@@ -119,12 +119,9 @@ class Filter:
                 T. The other steps are padding: they are ignored and may contain NaN.
 
         """
-        steps = emissions.shape[-2]
         self._check(emissions, state)
-        length = as_lengths("lengths", steps if lengths is None else lengths, emissions.device)
-        check_lengths("lengths", length.reshape(-1), 0, steps)
-        length = length.expand(emissions.shape[:-2])
-        if not steps:
+        length = _read_lengths(lengths, emissions)
+        if not emissions.shape[-2]:
             return state, torch.zeros_like(emissions)
         sweep = self._by_state if self.durations is None else self._by_duration
         ends, scores = sweep(widen(emissions.detach()), state.scores, length)
@@ -142,6 +139,7 @@ class Filter:
 
     def forecast(self, state: FilterState, steps: int) -> Tensor:
         """Return the probability (..., steps, S) of each state at each of the next steps, given the steps so far."""
+        _check_state(state)
         emissions = self.first.new_zeros((*state.value.shape, steps, len(self.first)), dtype=self.dtype)
         return self.filter(emissions, state)[1]
 
@@ -177,11 +175,9 @@ class Filter:
     def _under(self, dims: int) -> Regularizer:
         """Return Ω for results that have ``dims`` dimensions after the batch."""
         gamma = self.omega.gamma
-        return (
-            with_gamma(self.omega, gamma.reshape(gamma.shape + (1,) * dims))
-            if isinstance(gamma, Tensor)
-            else self.omega
-        )
+        if isinstance(gamma, Tensor):
+            return with_gamma(self.omega, gamma.reshape(gamma.shape + (1,) * dims))
+        return self.omega
 
     def _max(self, x: Tensor, dims: int) -> Tensor:
         """Return the smoothed max along the last dimension of x, which has ``dims`` more after the batch."""
@@ -204,17 +200,34 @@ class Filter:
         """Raise ``ValueError`` unless the emissions are floating point, and the state is for these emissions."""
         if not emissions.is_floating_point():
             raise ValueError(f"emissions must be floating point, got dtype {emissions.dtype}")
+        _check_state(state)
         needed = (*emissions.shape[:-2], *self._own_shape)
-        if not isinstance(state, FilterState) or state.scores.shape != needed:
-            got = f"scores of shape {tuple(state.scores.shape)}" if isinstance(state, FilterState) else f"{state!r}"
+        if state.scores.shape != needed:
             raise ValueError(
-                f"state must be a state for emissions of shape {tuple(emissions.shape)}, "
-                f"with scores of shape {needed}, got {got}: pass the state that start() or filter() returned"
+                f"state must have scores of shape {needed} for emissions of shape {tuple(emissions.shape)}, "
+                f"got {tuple(state.scores.shape)}"
             )
         if state.scores.device != emissions.device:
             raise ValueError(
                 f"state must be on the device of the emissions, {emissions.device}, got {state.scores.device}"
             )
+
+
+def _check_state(state: object) -> None:
+    """Raise ``ValueError`` if an argument is not the state of a filter."""
+    if not isinstance(state, FilterState):
+        raise ValueError(f"state must be the result of start() or filter(), got {type(state).__name__}")
+
+
+def _read_lengths(lengths: Lengths | None, emissions: Tensor) -> Tensor:
+    """Return the lengths of streams in a chunk, of the batch shape. Raises ``ValueError`` if they do not fit."""
+    *batch, steps, _ = emissions.shape
+    length = as_lengths("lengths", steps if lengths is None else lengths, emissions.device)
+    if length.ndim and length.shape != tuple(batch):
+        raise ValueError(f"lengths must have the batch shape {tuple(batch)}, got {tuple(length.shape)}")
+    if is_checked(length):
+        check_lengths("lengths", length.reshape(-1), 0, steps)
+    return length.expand(batch)
 
 
 def _at_last_step(ends: Tensor, length: Tensor) -> Tensor:
