@@ -23,7 +23,7 @@ PUBLIC = {
         "dtw_neighbors lattice losses nn plots program sklearn use_backend viterbi"
     ),
     "bellmax.nn": (
-        "CRF CTCLoss DTWAlignment DTWLoss HMM Perturbed SegmentationAttention SmoothedMax TDTLoss TagConstraints "
+        "CRF HMM CTCLoss DTWAlignment DTWLoss Perturbed SegmentationAttention SmoothedMax TDTLoss TagConstraints "
         "TransducerLoss tag_constraints"
     ),
     "bellmax.losses": (

@@ -278,9 +278,15 @@ def test_a_segment_that_cannot_end_yet() -> None:
 def test_bad_input(has_durations: bool) -> None:
     process = Model(bx.Negentropy(), has_durations).filter
     state, emissions = process.start((2,)), torch.zeros(2, 3, STATES)
-    for bad in (process.start(), process.start((3,)), None):
-        with pytest.raises(ValueError, match=r"state must be a state for emissions of shape \(2, 3, 3\), .* got"):
-            process.filter(emissions, bad)  # type: ignore[arg-type]
+    for bad in (process.start(), process.start((3,))):
+        with pytest.raises(ValueError, match=r"state must have scores of shape \(2, .* of shape \(2, 3, 3\), got"):
+            process.filter(emissions, bad)
+    for call in (lambda: process.filter(emissions, None), lambda: process.forecast(None, 1)):  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=r"state must be the result of start\(\) or filter\(\), got NoneType"):
+            call()
+    for lengths in ([1, 2, 3], [[1], [2]]):
+        with pytest.raises(ValueError, match=r"lengths must have the batch shape \(2,\), got"):
+            process.filter(emissions, state, lengths)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="lengths must be from 0 to 3, got 4 for batch element 1"):
         process.filter(emissions, state, [0, 4])
     for number in (math.nan, math.inf):

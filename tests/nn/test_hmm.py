@@ -83,6 +83,17 @@ def test_likelihood_and_posterior_by_enumeration(longest: int | None) -> None:
         torch.testing.assert_close(grad, expected)
 
 
+def test_geometric_durations_equal_self_transitions() -> None:
+    layer, explicit, x = make(), make(longest=6), random(2, 6, 3, seed=9)
+    stay = layer.transmat.diagonal().detach().unsqueeze(-1)
+    longer = stay ** torch.arange(6)
+    assert explicit.duration_logits is not None
+    explicit.duration_logits.data = torch.cat((longer[:, :-1] * (1 - stay), longer[:, -1:]), -1).log()
+    p, q = layer(x), explicit(x)
+    torch.testing.assert_close(q.value, p.value)
+    torch.testing.assert_close(q.marginals, p.marginals)
+
+
 @with_and_without_durations
 def test_gradients_reach_all_parameters(omega: bx.Regularizer, longest: int | None) -> None:
     layer, x = make(longest, emission=torch.nn.Linear(2, 3), omega=omega), random(2, 4, 2, seed=9)
@@ -231,6 +242,21 @@ def test_compile(omega: bx.Regularizer, longest: int | None) -> None:
         torch.testing.assert_close(compiled, eager)
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # from torch.compile
+@with_and_without_durations
+def test_compiled_streams(longest: int | None) -> None:
+    layer, x = make(longest), random(2, 4, 3, seed=9)
+    state, posterior = layer.filter(x, layer.start(2))
+
+    def run(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        state, posterior = layer.filter(x, layer.start(2))
+        return state.value, posterior, layer.forecast(state, 3)
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    for got, wanted in zip(compiled(x), (state.value, posterior, layer.forecast(state, 3)), strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
 @with_and_without_durations
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(longest: int | None, dtype: torch.dtype) -> None:
@@ -285,6 +311,7 @@ def test_meta_device(longest: int | None) -> None:
         layer = HMM(3, max_duration=longest)
         assert layer(torch.zeros(2, 4, 3)).value.shape == (2,)
         assert layer.startprob.is_meta
+        assert layer.filter(torch.zeros(2, 4, 3), layer.start(2))[1].is_meta
     layer.to_empty(device="cpu")
     for parameter in layer.parameters():
         torch.nn.init.constant_(parameter, math.nan)
@@ -321,8 +348,9 @@ def test_repr() -> None:
         (lambda: HMM(2, emission=lambda x: None)(0), r"emission\(x\) must be a tensor, got NoneType"),  # type: ignore
         (lambda: HMM(2)(torch.zeros(3, 4, 2), lengths=[1, 2, 5]).value, "lengths must be from 0 to 4, got 5"),
         (lambda: HMM(2)(torch.full((3, 2), math.nan)).value, "emissions must be finite or -inf, got nan"),
-        (lambda: HMM(2).filter(torch.zeros(3, 4, 2), HMM(2).start(2)), r"state must be a state for emissions of shape"),
-        (lambda: HMM(2).filter(torch.zeros(4, 2), HMM(2, max_duration=3).start()), "with scores of shape"),
+        (lambda: HMM(2).filter(torch.zeros(3, 4, 2), HMM(2).start(2)), r"state must have scores of shape \(3, 2\)"),
+        (lambda: HMM(2).filter(torch.zeros(4, 2), HMM(2, max_duration=3).start()), "state must have scores of shape"),
+        (lambda: HMM(2).filter(torch.zeros(1, 2).int(), HMM(2).start()), "emissions must be floating point, got dtype"),
         (lambda: HMM(2).forecast(HMM(2).start(), -1), "steps must be at least 0, got -1"),
     ],
 )

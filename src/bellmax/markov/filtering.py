@@ -16,10 +16,10 @@ from torch import Tensor
 
 from bellmax.inputs import Lengths, as_lengths
 from bellmax.modes import is_checked
-from bellmax.programs.checks import check_lengths
+from bellmax.programs.checks import check_lengths, reject_entries
 from bellmax.regularizers import Regularizer, with_gamma
 from bellmax.structures.chain import Chain
-from bellmax.tensors import widen
+from bellmax.tensors import wide_dtype, widen
 
 _LEAST = -1e30
 """A finite score in place of −∞."""
@@ -49,7 +49,8 @@ class FilterState(NamedTuple):
 
     def to(self, device: torch.device | str) -> FilterState:
         """Return the state on a device."""
-        return FilterState(*(tensor.to(device) for tensor in self))
+        device = torch.device(device)
+        return FilterState(*(tensor.to(device, wide_dtype(device)) for tensor in self))
 
 
 def log_survival(durations: Tensor) -> Tensor:
@@ -94,7 +95,6 @@ class Filter:
             last = durations if last_durations is None else last_durations
             self.durations = torch.stack((widen(durations.detach()), widen(last.detach())))
 
-    @torch.no_grad()
     def start(self, batch_shape: Sequence[int] = ()) -> FilterState:
         """Return the state before the first step, for streams of a batch shape."""
         scores = self.first + self._cost_of_one_parent().unsqueeze(-1)
@@ -104,7 +104,6 @@ class Filter:
         zero = self.first.new_zeros(tuple(batch_shape))
         return FilterState(zero, zero.clone(), scores.expand(*batch_shape, *self._own_shape).clone())
 
-    @torch.no_grad()
     def filter(
         self, emissions: Tensor, state: FilterState, lengths: Lengths | None = None
     ) -> tuple[FilterState, Tensor]:
@@ -120,17 +119,13 @@ class Filter:
                 T. The other steps are padding: they are ignored and may contain NaN.
 
         """
-        steps = emissions.shape[-2]
         self._check(emissions, state)
-        length = as_lengths("lengths", steps if lengths is None else lengths, emissions.device)
-        check_lengths("lengths", length.reshape(-1), 0, steps)
-        length = length.expand(emissions.shape[:-2])
-        if not steps:
+        length = _read_lengths(lengths, emissions)
+        if not emissions.shape[-2]:
             return state, torch.zeros_like(emissions)
         sweep = self._by_state if self.durations is None else self._by_duration
         ends, scores = sweep(widen(emissions.detach()), state.scores, length)
-        last = (length - 1).clamp(min=0)[..., None, None].expand(*length.shape, 1, ends.shape[-1])
-        value = self._max(ends.gather(-2, last).squeeze(-2), 0)
+        value = self._max(_at_last_step(ends, length).squeeze(-2), 0)
         top = scores.flatten(length.ndim).amax(-1)
         top = top.masked_fill(top == -math.inf, 0)
         new = FilterState(state.offset + value, state.offset + top, scores - self._like_scores(top))
@@ -142,9 +137,9 @@ class Filter:
         )
         return kept, self._under(1).argmax(ends).to(emissions.dtype)
 
-    @torch.no_grad()
     def forecast(self, state: FilterState, steps: int) -> Tensor:
         """Return the probability (..., steps, S) of each state at each of the next steps, given the steps so far."""
+        _check_state(state)
         emissions = self.first.new_zeros((*state.value.shape, steps, len(self.first)), dtype=self.dtype)
         return self.filter(emissions, state)[1]
 
@@ -155,16 +150,16 @@ class Filter:
         start = scores - self._cost_of_one_parent().unsqueeze(-1)
         p = Chain.from_scores(emissions, self.transitions, start=start, lengths=length, omega=self.omega)
         ends = p.node_values
-        last = (length - 1).clamp(min=0)[..., None, None].expand(*length.shape, 1, ends.shape[-1])
-        return ends, self._max(self.transitions + ends.gather(-2, last), 1)
+        return ends, self._max(self.transitions + _at_last_step(ends, length), 1)
 
     def _by_duration(self, emissions: Tensor, scores: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
         assert self.durations is not None
         step = torch.arange(emissions.shape[-2], device=emissions.device)
         is_inside = (step < length.unsqueeze(-1)).unsqueeze(-1)
         emissions = emissions.masked_fill(~is_inside, 0)
-        if is_checked(emissions) and not bool((emissions < math.inf).all()):
-            raise ValueError("emissions must be finite or -inf, got nan or inf")
+        if is_checked(emissions):
+            flat = emissions.reshape(-1, *emissions.shape[-2:])
+            reject_entries("emissions", flat, ~(flat < math.inf))
         ends = []
         for emission, inside in zip(emissions.unbind(-2), is_inside.unbind(-2), strict=True):
             elapsed = scores + emission.unsqueeze(-2)
@@ -180,11 +175,9 @@ class Filter:
     def _under(self, dims: int) -> Regularizer:
         """Return Ω for results that have ``dims`` dimensions after the batch."""
         gamma = self.omega.gamma
-        return (
-            with_gamma(self.omega, gamma.reshape(gamma.shape + (1,) * dims))
-            if isinstance(gamma, Tensor)
-            else self.omega
-        )
+        if isinstance(gamma, Tensor):
+            return with_gamma(self.omega, gamma.reshape(gamma.shape + (1,) * dims))
+        return self.omega
 
     def _max(self, x: Tensor, dims: int) -> Tensor:
         """Return the smoothed max along the last dimension of x, which has ``dims`` more after the batch."""
@@ -204,15 +197,40 @@ class Filter:
         return x.reshape(x.shape + (1,) * len(self._own_shape))
 
     def _check(self, emissions: Tensor, state: FilterState) -> None:
-        """Raise ``ValueError`` if the state is not for these emissions."""
+        """Raise ``ValueError`` unless the emissions are floating point, and the state is for these emissions."""
+        if not emissions.is_floating_point():
+            raise ValueError(f"emissions must be floating point, got dtype {emissions.dtype}")
+        _check_state(state)
         needed = (*emissions.shape[:-2], *self._own_shape)
-        if not isinstance(state, FilterState) or state.scores.shape != needed:
-            got = f"scores of shape {tuple(state.scores.shape)}" if isinstance(state, FilterState) else f"{state!r}"
+        if state.scores.shape != needed:
             raise ValueError(
-                f"state must be a state for emissions of shape {tuple(emissions.shape)}, "
-                f"with scores of shape {needed}, got {got}: pass the state that start() or filter() returned"
+                f"state must have scores of shape {needed} for emissions of shape {tuple(emissions.shape)}, "
+                f"got {tuple(state.scores.shape)}"
             )
         if state.scores.device != emissions.device:
             raise ValueError(
                 f"state must be on the device of the emissions, {emissions.device}, got {state.scores.device}"
             )
+
+
+def _check_state(state: object) -> None:
+    """Raise ``ValueError`` if an argument is not the state of a filter."""
+    if not isinstance(state, FilterState):
+        raise ValueError(f"state must be the result of start() or filter(), got {type(state).__name__}")
+
+
+def _read_lengths(lengths: Lengths | None, emissions: Tensor) -> Tensor:
+    """Return the lengths of streams in a chunk, of the batch shape. Raises ``ValueError`` if they do not fit."""
+    *batch, steps, _ = emissions.shape
+    length = as_lengths("lengths", steps if lengths is None else lengths, emissions.device)
+    if length.ndim and length.shape != tuple(batch):
+        raise ValueError(f"lengths must have the batch shape {tuple(batch)}, got {tuple(length.shape)}")
+    if is_checked(length):
+        check_lengths("lengths", length.reshape(-1), 0, steps)
+    return length.expand(batch)
+
+
+def _at_last_step(ends: Tensor, length: Tensor) -> Tensor:
+    """Return the values (..., 1, S) at the last step of each stream, of values (..., T, S) with lengths (...)."""
+    last = (length - 1).clamp(min=0)[..., None, None]
+    return ends.gather(-2, last.expand(*length.shape, 1, ends.shape[-1]))

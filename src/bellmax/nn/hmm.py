@@ -162,7 +162,8 @@ class HMM(Smoothed):
             batch_shape: The batch shape of the streams, or the number of streams. Default (): one stream.
 
         """
-        return self._filter().start((batch_shape,) if isinstance(batch_shape, int) else batch_shape)
+        with torch.no_grad():
+            return self._filter().start((batch_shape,) if isinstance(batch_shape, int) else batch_shape)
 
     @answers_near_misses
     def filter(self, x: Any, state: FilterState, *, lengths: Lengths | None = None) -> tuple[FilterState, Tensor]:
@@ -210,19 +211,14 @@ class HMM(Smoothed):
         """
         if steps < 0:
             raise ValueError(f"steps must be at least 0, got {steps}")
-        return self._filter().forecast(state, steps)
+        with torch.no_grad():
+            return self._filter().forecast(state, steps)
 
     def _filter(self) -> Filter:
-        with torch.no_grad():
-            durations = self._log_durations()
-            last = None if durations is None else log_survival(durations)
-            return Filter(
-                self._log_start(),
-                self._log_transitions().mT,
-                omega=self.omega,
-                durations=durations,
-                last_durations=last,
-            )
+        durations = self._log_durations()
+        last = None if durations is None else log_survival(durations)
+        start, transitions = self._log_start(), self._log_transitions().mT
+        return Filter(start, transitions, omega=self.omega, durations=durations, last_durations=last)
 
     # --- scores
 
