@@ -147,7 +147,7 @@ class HMM(CollectionEstimator):
         Args:
             X: The series.
             y: The known states, default None. For each series, integers (T,) from 0 to S − 1, and −1 where the state is
-                unknown.
+                unknown. ``fit`` ignores one label for each series, with a warning.
 
         """
         self._check_parameters()
@@ -188,14 +188,20 @@ class HMM(CollectionEstimator):
         if base is None:
             emissions = deepcopy(self.emissions)
         else:
+            own = base.parameters
             if isinstance(base, Categorical):
                 own = random_symbols(base, data, rng)
-            else:
+            elif not init.keys() >= {*own, *self._process_names}:
                 guess = assign(base, data, rng)
                 own = initial_emissions(base, data, guess)
             emissions = base.with_parameters({name: init.get(name, p) for name, p in own.items()})
         process = initial_process(self.n_states, self.max_duration, guess, data, rng)
         return Process({name: init.get(name, p) for name, p in process.items()}, self.priors or {}), emissions
+
+    @property
+    def _process_names(self) -> tuple[str, ...]:
+        """The parameters of the hidden process."""
+        return "startprob", "transmat", *["durations"] * (self.max_duration is not None)
 
     def _family_of(self, data: Data) -> Family | None:
         """Return emissions that are equal in all states, None for custom emissions. Checks the shapes of ``init``."""
@@ -383,8 +389,8 @@ class HMM(CollectionEstimator):
     def _model(self) -> tuple[Process, Emissions]:
         """Return the model with the parameters of the attributes."""
         check_is_fitted(self, "transmat_")
-        names = ["startprob", "transmat", *["durations"] * hasattr(self, "durations_")]
-        process = Process({name: torch.as_tensor(getattr(self, f"{name}_")) for name in names}, self.priors or {})
+        hidden = {name: torch.as_tensor(getattr(self, f"{name}_")) for name in self._process_names}
+        process = Process(hidden, self.priors or {})
         if not isinstance(self.emissions, str):
             return process, self.emissions_
         own = {name: torch.as_tensor(getattr(self, f"{name}_")) for name in _PARAMETERS[self.emissions]}
@@ -408,6 +414,12 @@ class HMM(CollectionEstimator):
                 raise ValueError(f"X[{k}] must have at least one step, got none")
             if not reset and self.emissions == "categorical":
                 check_symbols(f"X[{k}]", x, self.emissionprob_.shape[1])
+        y = y.to_numpy() if hasattr(y, "to_numpy") else y
+        if y is not None and len(y) == len(series) and _are_scalars(y):
+            warnings.warn(
+                "y has one label for each series, which fit ignores: pass a state for each step", stacklevel=3
+            )
+            y = None
         return Data(series, None if y is None else self._read_labels(y, series))
 
     def _check_values(self, name: str, x: Tensor) -> None:
@@ -509,6 +521,11 @@ class HMM(CollectionEstimator):
         if self.covariance in ("diag", "spherical"):
             return bool((covars > 0).all())
         return np.allclose(covars, covars.swapaxes(-1, -2)) and bool((np.linalg.eigvalsh(covars) > 0).all())
+
+
+def _are_scalars(y: Any) -> bool:
+    """True if y has one number for each series."""
+    return all(np.ndim(label) == 0 for label in y)
 
 
 def _check_rows(name: str, array: NDArray[np.float64]) -> None:
