@@ -307,7 +307,9 @@ class Poisson(Family):
 
 
 def is_at_bounds(probabilities: Tensor) -> Tensor:
-    """True for probabilities that are 0, or 1 because all others in their row are 0."""
+    """True for probabilities that are 0, or 1 because all others in their row are 0. A row of one entry is known."""
+    if probabilities.shape[-1] == 1:
+        return torch.zeros_like(probabilities, dtype=torch.bool)
     is_zero = probabilities <= EMPTY
     return is_zero | (is_zero.sum(-1, keepdim=True) >= probabilities.shape[-1] - 1)
 

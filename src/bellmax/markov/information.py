@@ -75,8 +75,12 @@ def standard_errors(process: Process, emissions: Family, data: Data) -> tuple[di
         errors = {name: torch.full_like(value, torch.nan) for name, value in coordinates.values.items()}
         return errors, reasons
     covariance = torch.cholesky_inverse(factor) if len(information) else information
-    jacobians = torch.func.jacrev(coordinates.parameters)(coordinates.vector)
-    errors = {name: _deviations(jacobian, covariance) for name, jacobian in jacobians.items()}
+    jacobians = torch.autograd.functional.jacobian(
+        lambda vector: tuple(coordinates.parameters(vector).values()), coordinates.vector
+    )
+    errors = {
+        name: _deviations(jacobian, covariance) for name, jacobian in zip(coordinates.values, jacobians, strict=True)
+    }
     return _without_bounds(errors, coordinates.bounds), reasons
 
 

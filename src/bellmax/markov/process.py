@@ -104,7 +104,13 @@ class Process:
 
     def is_on_boundary(self) -> dict[str, Tensor]:
         """Return a mask for each parameter, True for probabilities of 0 or 1."""
-        return {name: is_at_bounds(p) for name, p in self.parameters.items()}
+        masks = {name: is_at_bounds(p) for name, p in self.parameters.items()}
+        if "durations" in self.parameters:  # transitions of a state to itself are 0 by definition
+            transmat = self.parameters["transmat"]
+            is_between = ~torch.eye(len(transmat), dtype=torch.bool)
+            others = is_at_bounds(transmat[is_between].reshape(len(transmat), -1))
+            masks["transmat"] = torch.zeros_like(is_between).masked_scatter(is_between, others)
+        return masks
 
 
 def survival(durations: Tensor) -> Tensor:
