@@ -21,10 +21,14 @@ from bellmax.tensors import Gamma, promote_half
 class HMM(Smoothed):
     """A hidden Markov model as a layer, which learns its transitions together with a module that scores observations.
 
-    The layer returns a distribution over sequences of hidden states. Its value is the log-likelihood of the
-    observations, if Ω is negentropy and ``emission`` returns log-densities. Under another Ω, the value is a smoothed
-    maximum of the joint log-probability of observations and states. To train the layer, minimize
-    ``-layer(x, lengths=n).value.mean()``, or a loss of :mod:`bellmax.losses` if the states are labeled.
+    The layer returns a distribution over sequences of hidden states. If Ω is negentropy with γ = 1, and ``emission``
+    returns log-densities of the observations, the value of the distribution is their log-likelihood. Under another Ω,
+    the value is a smoothed maximum of the joint log-probability of observations and states.
+
+    To train the layer without labels, minimize ``-layer(x, lengths=n).value.mean()``. In this case, ``emission`` must
+    return log-densities or log-probabilities of the observations. If it returns arbitrary scores, such as the result of
+    a linear layer, this loss has no minimum. If the states are labeled, use a loss of :mod:`bellmax.losses`. Then
+    ``emission`` may return arbitrary scores.
 
     The parameters are ``start_logits`` (S,), ``transition_logits`` (S, S) ``[from, to]``, and with ``max_duration``,
     ``duration_logits`` (S, D). A log-softmax over the last dimension turns them into log-probabilities. A logit of −∞
@@ -48,9 +52,14 @@ class HMM(Smoothed):
         max_duration: The longest duration D of a segment. Default None: no explicit durations.
 
     >>> from bellmax.nn import HMM
-    >>> _ = torch.manual_seed(0)
-    >>> layer = HMM(3, emission=torch.nn.Linear(2, 3))
-    >>> x = torch.randn(4, 10, 2)                                 # four sequences of ten steps
+    >>> class Gaussian(torch.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.means = torch.nn.Parameter(torch.tensor([-1.0, 0.0, 1.0]))
+    ...     def forward(self, x):
+    ...         return torch.distributions.Normal(self.means, 1.0).log_prob(x.unsqueeze(-1))
+    >>> layer = HMM(3, emission=Gaussian())
+    >>> x = torch.randn(4, 10)                                    # four sequences of ten steps
     >>> p = layer(x, lengths=[10, 8, 10, 5])                      # a Chain
     >>> p.value.shape, p.marginals.shape, p.decode().shape
     (torch.Size([4]), torch.Size([4, 10, 3]), torch.Size([4, 10]))
