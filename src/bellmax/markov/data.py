@@ -50,7 +50,7 @@ class Data:
             lengths = self.lengths[first : first + count]
             steps = slice(step, step + sum(lengths))
             labels = None if self.labels is None else self.labels[steps]
-            chunks.append(Chunk(self.order[first : first + count], lengths, self.x[steps], labels, emissions))
+            chunks.append(Chunk(self.order[first : first + count], lengths, self.x[steps], labels, emissions, states))
             first, step = first + count, steps.stop
         return chunks
 
@@ -64,13 +64,20 @@ class Chunk:
         x: Their observations (steps, D).
         labels: The known state of each step (steps,), or None.
         emissions: The emissions for which the observations are prepared.
+        states: The number of states.
 
     """
 
     def __init__(
-        self, members: list[int], lengths: list[int], x: Tensor, labels: Tensor | None, emissions: Emissions
+        self,
+        members: list[int],
+        lengths: list[int],
+        x: Tensor,
+        labels: Tensor | None,
+        emissions: Emissions,
+        states: int,
     ) -> None:
-        self.members, self.x, self.labels = members, x, labels
+        self.members, self.x, self.labels, self.states = members, x, labels, states
         self.shape = len(lengths), max(lengths)
         self.lengths = None if min(lengths) == max(lengths) else torch.tensor(lengths)
         self.rows: Tensor | None = None
@@ -99,12 +106,10 @@ class Chunk:
 
     def _of_custom(self, log_prob: Tensor) -> Tensor:
         """Check the log-probabilities of custom emissions, and add 0 for steps without a value."""
-        if not isinstance(log_prob, Tensor) or log_prob.ndim != 2 or len(log_prob) != len(self.features):
+        needed, x = (len(self.features), self.states), tuple(self.features.shape)
+        if not isinstance(log_prob, Tensor) or log_prob.shape != needed:
             got = tuple(log_prob.shape) if isinstance(log_prob, Tensor) else f"a {type(log_prob).__name__}"
-            x = tuple(self.features.shape)
-            raise ValueError(
-                f"log_prob of emissions must return shape ({x[0]}, n_states) for x of shape {x}, got {got}"
-            )
+            raise ValueError(f"log_prob of emissions must return shape {needed} for x of shape {x}, got {got}")
         if bool((log_prob.isnan() | (log_prob == torch.inf)).any()):
             raise ValueError("log_prob of emissions must return numbers or -inf, got NaN or inf")
         log_prob = log_prob.detach().to(torch.float64)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bellmax.distribution import PathDistribution
 from bellmax.markov.emissions import complete_rows, free_of_rows, is_at_bounds, log_dirichlet, normalized
+from bellmax.markov.filtering import log_survival
 from bellmax.regularizers import Regularizer
 from bellmax.structures.chain import Chain
 from bellmax.structures.semi_markov import SemiMarkov
@@ -65,7 +66,7 @@ class Process:
         durations = self.parameters.get("durations")
         if durations is None:
             return Scores(start, transitions)
-        return Scores(start, transitions, durations.T.log(), survival(durations).T.log())
+        return Scores(start, transitions, durations.T.log(), log_survival(durations.T.log()))
 
     def m_step(self, counts: Mapping[str, Tensor]) -> None:
         """Maximize the expected log-likelihood for expected counts, named as the scores, plus the log-prior."""
@@ -79,7 +80,8 @@ class Process:
     def _all_durations(self, counts: Tensor, censored: Tensor) -> Tensor:
         """Add the expected durations of segments that were observed for at least d steps, ``censored`` (S, D)."""
         durations = self.parameters["durations"]
-        rates = torch.where(censored > 0, censored / survival(durations).clamp(min=1e-300), 0)
+        survival = log_survival(durations.T.log()).T.exp()
+        rates = torch.where(censored > 0, censored / survival.clamp(min=1e-300), 0)
         return counts + durations * rates.cumsum(-1)
 
     def log_prior(self) -> float:
@@ -111,8 +113,3 @@ class Process:
             others = is_at_bounds(transmat[is_between].reshape(len(transmat), -1))
             masks["transmat"] = torch.zeros_like(is_between).masked_scatter(is_between, others)
         return masks
-
-
-def survival(durations: Tensor) -> Tensor:
-    """Return the probability (S, D) that a segment has at least d steps."""
-    return durations.flip(-1).cumsum(-1).flip(-1).clamp(max=1)

@@ -407,8 +407,6 @@ class HMM(CollectionEstimator):
     def _read_data(self, X: Collection, y: Any, *, reset: bool) -> Data:
         series = [x.double() for x in self._read(X, reset=reset)]
         for k, x in enumerate(series):
-            if not len(x):
-                raise ValueError(f"X[{k}] must have at least one step, got none")
             if not reset and self.emissions == "categorical":
                 check_symbols(f"X[{k}]", x, self.emissionprob_.shape[1])
         y = y.to_numpy() if hasattr(y, "to_numpy") else y
@@ -421,7 +419,8 @@ class HMM(CollectionEstimator):
 
     def _check_values(self, name: str, x: Tensor) -> None:
         if bool(x.isinf().any()):
-            raise ValueError(f"{name} must be finite, or NaN where a value is missing, got inf")
+            step = int(x.isinf().any(1).nonzero()[0])
+            raise ValueError(f"{name} must be finite, or NaN where a value is missing, got inf at step {step}")
         if isinstance(self.emissions, str):
             _KINDS[self.emissions].check(name, x.double())
 
