@@ -213,7 +213,7 @@ def test_custom_emissions_are_fitted_on_a_copy() -> None:
 @pytest.mark.parametrize(
     ("result", "message"),
     [
-        (torch.zeros(5, 2), r"log_prob of emissions must return shape \(320, n_states\).*got \(5, 2\)"),
+        (torch.zeros(5, 2), r"log_prob of emissions must return shape \(320, 2\).*got \(5, 2\)"),
         (torch.full((320, 2), torch.nan), "log_prob of emissions must return numbers or -inf, got NaN or inf"),
         (torch.zeros(320, 3), r"log_prob of emissions must return shape \(320, 2\).*got \(320, 3\)"),
         (None, "log_prob of emissions must return shape .* got a NoneType"),
