@@ -250,7 +250,7 @@ def draw(one: Maps, network: CostNetwork, results: Results, ceiling: float) -> F
     return figure
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add = parser.add_argument
     add("--output", type=Path, default=Path("docs/figures"), help="folder for the figure")
@@ -259,7 +259,10 @@ def main() -> None:
     add("--maps", type=int, default=100, help="number of training maps")
     add("--steps", type=int, default=200, help="number of training steps")
     add("--threads", type=int, default=1, help="number of threads")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
+    for name in ("repetitions", "maps", "steps", "threads"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name} must be at least 1, got {getattr(options, name)}")
     torch.set_num_threads(options.threads)
     options.output.mkdir(parents=True, exist_ok=True)
     seeds = range(options.seed, options.seed + options.repetitions)

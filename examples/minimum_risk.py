@@ -173,6 +173,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--paths", type=int, default=16, help="most probable paths of each string")
     add("--noise", type=float, default=1.2, help="standard deviation of the noise on the normalized features")
     options = parser.parse_args(arguments)
+    for name, least in (("seeds", 1), ("epochs", 0), ("more_epochs", 0), ("samples", 2), ("paths", 1), ("noise", 0)):
+        if not getattr(options, name) >= least:
+            parser.error(f"--{name.replace('_', '-')} must be at least {least}, got {getattr(options, name)}")
     with Progress() as bar:
         runs = [run for seed in range(options.seeds) for run in runs_of(seed, options, bar)]
     print(table(runs))

@@ -2,7 +2,7 @@
 
 The recordings are from the Free Spoken Digit Dataset (github.com/Jakobovski/free-spoken-digit-dataset). Recordings of
 one speaker are joined into strings of 3 to 8 words. The network learns the letters of each string, without their times.
-The joins are the true times of the words. docs/guide/word-timestamps.md explains :func:`word_times` and the results.
+The joins are the true times of the words. docs/guide/word-timestamps.md explains the methods and the results.
 
 With ``--performance``, the script measures the time and memory of alignments instead. This does not need recordings.
 """
@@ -342,7 +342,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = command_line(__doc__, Path("build/word_times"))
     parser.add_argument("--alpha", type=float, default=0.3, help="power of the label priors")
     parser.add_argument(
-        "--performance", action=Performance, nargs=0, help="measure time and memory instead; Linux only"
+        "--performance",
+        action=Performance,
+        nargs=0,
+        default=argparse.SUPPRESS,
+        help="measure time and memory instead; Linux only",
     )
     options = parser.parse_args(arguments)
     options.output.mkdir(parents=True, exist_ok=True)

@@ -63,3 +63,10 @@ def test_table_and_figure_are_made(example: ModuleType) -> None:
     assert len(figure.axes) == 4
     assert all(ax.has_data() for ax in figure.axes)
     figure.canvas.draw()
+
+
+@pytest.mark.parametrize("option", ["--repetitions", "--maps", "--steps", "--threads"])
+def test_options_are_checked(example: ModuleType, option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        example.main([option, "0"])
+    assert f"{option} must be at least 1, got 0" in capsys.readouterr().err

@@ -67,6 +67,15 @@ def test_the_table_has_a_row_of_each_method(
     assert all(row.count("±") == 4 for row in (first, last))
 
 
+@pytest.mark.parametrize("option", [("--seeds", "0"), ("--samples", "1"), ("--paths", "0"), ("--noise", "nan")])
+def test_options_are_checked_before_training(
+    example: ModuleType, option: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        example.main([str(tmp_path), *option])
+    assert f"{option[0]} must be at least" in capsys.readouterr().err
+
+
 def test_rates_are_chosen_on_development_strings(example: ModuleType) -> None:
     def run(rate: float, development: float, test: float) -> tuple[object, ...]:
         return example.Run("CTC", rate, example.Rates(development, 0.0), example.Rates(test, 1.0))

@@ -83,6 +83,7 @@ def test_a_program_has_an_arrow_for_each_edge_and_a_label_with_its_probability()
     ("p", "message"),
     [
         (lambda: _fold(torch.zeros(2, 3, 3)), r"p must have no batch dimensions, got batch shape \(2,\)"),
+        (lambda: _fold, "p must be the distribution that a call of a program returns, got Recursion"),
         (lambda: _fold(torch.zeros(12, 12)), "p must have at most 200 edges to be drawn, got"),
     ],
 )

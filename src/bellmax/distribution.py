@@ -296,8 +296,8 @@ class PathDistribution(Distribution):
             name = "z" if not isinstance(z, Mapping) else names[0]
             return [self._like(name, z[name] if isinstance(z, Mapping) else z, scores[0])]
         directions = {names[0]: z} if isinstance(z, Tensor) else dict(z)
-        for name in directions.keys() - set(names):
-            raise ValueError(f"the keys of z must be names of scores, out of {', '.join(names)}, got {name!r}")
+        for name in directions.keys() - self.scores.keys():
+            raise ValueError(f"the keys of z must be names of scores, out of {', '.join(self.scores)}, got {name!r}")
         pairs = zip(names, scores, strict=True)
         return [self._like(n, directions[n], s) if n in directions else torch.zeros_like(s) for n, s in pairs]
 

@@ -95,6 +95,8 @@ def program(p: ProgramPaths, *, ax: Axes | None = None) -> Axes:
     """
     from matplotlib.figure import Figure
 
+    if not isinstance(p, ProgramPaths):
+        raise ValueError(f"p must be the distribution that a call of a program returns, got {type(p).__name__}")
     graph = p.hypergraph
     if len(p.batch_shape):
         raise ValueError(

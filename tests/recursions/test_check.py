@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from fractions import Fraction
 
 import pytest
 import torch
@@ -29,6 +30,13 @@ def test_a_right_program_agrees():
     assert report.num_paths == (35.0, 35)
     assert str(report).startswith("agrees: ")
     assert "35 by enumeration" in str(report)
+
+
+def test_a_program_with_fractions_agrees():
+    third = Fraction(1, 3)
+    report = bx.check_program(bx.program("i")(lambda value: bx.max(value[0] * third, third)), torch.rand(2))
+    assert report.ok, report
+    assert report.num_paths == (2.0, 2)
 
 
 def test_more_derivations_than_can_be_listed():
@@ -118,5 +126,7 @@ def test_wrong_arguments():
         bx.check_program(cheapest.function, torch.rand(2, 2))
     with pytest.raises(ValueError, match=r"cost must be a tensor, got list"):
         bx.check_program(cheapest, [torch.rand(2, 2)])
+    with pytest.raises(ValueError, match=r"takes 1 score tensor \(cost\), got 2 positional arguments"):
+        bx.check_program(cheapest, torch.rand(2, 2), torch.rand(2, 2))
     with pytest.raises(ValueError, match="no batch dimensions"):
         bx.check_program(cheapest, torch.rand(3, 2, 2))

@@ -102,6 +102,9 @@ def test_repr_and_names():
         (lambda: solve(VALUES, omega="soft"), "omega must be"),
         (lambda: solve(VALUES, gamma=-1.0), "gamma must be"),
         (lambda: knapsack.graph(sizes=SIZES, room=ROOM), "got 0 shapes"),
+        (lambda: knapsack.graph(4, sizes=SIZES, room=ROOM), r"must have the dimensions \(item\), got 4"),
+        (lambda: knapsack.graph((4.5,), sizes=SIZES, room=ROOM), r"must have the dimensions \(item\), got \(4.5,\)"),
+        (lambda: knapsack.graph((-1,), sizes=SIZES, room=ROOM), r"must have the dimensions \(item\), got \(-1,\)"),
         (
             lambda: knapsack.graph((4, 2), sizes=SIZES, room=ROOM),
             r"must have the dimensions \(item\), got \(4, 2\)",
@@ -245,6 +248,25 @@ def test_functions_and_numbers_of_numpy_that_the_function_captures_are_part_of_t
     assert paths(torch.zeros(4)).num_paths == 7
 
 
+def test_another_object_in_a_captured_variable_is_noticed(monkeypatch):
+    table = [1.0]
+
+    @bx.program("item")
+    def shifted(value):
+        return bx.max(value) + table[0] + NESTED[1][0]
+
+    def value():
+        return shifted(torch.zeros(1)).value
+
+    assert value() == 3
+    table = [2.0]
+    assert value() == 4
+    monkeypatch.setitem(globals(), "NESTED", (1, [5]))
+    assert value() == 7
+    table[0] = 9.0
+    assert value() == 7  # a change of the content is not noticed
+
+
 def test_a_program_can_capture_a_tuple_of_lists():
     assert bx.program("item")(lambda value: value[NESTED[0]] + NESTED[1][0])(torch.zeros(2)).value == 2
 
@@ -286,10 +308,10 @@ def test_another_thread_may_trace_while_old_traces_are_dropped():
 
         @property
         def hypergraph(self):
-            cache_of(program).setdefault("new", self)
+            cache_of(program).setdefault("new", (self, []))
             return SimpleNamespace(num_edges=9)
 
-    cache_of(program)["old"] = Old()
+    cache_of(program)["old"] = Old(), []
     assert program.graph((3,)).num_edges == 3
     assert "old" not in cache_of(program)
 

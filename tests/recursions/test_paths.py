@@ -247,6 +247,21 @@ def test_counts_of_derivations():
         edit(*_costs()).counts([0])
 
 
+def test_counts_of_a_score_without_dimensions():
+    p = bx.program("item, ")(lambda value, fee: bx.max(0.0, value[0] - fee, value[1] - fee))(VALUES, torch.ones(()))
+    assert p.counts(p.decode())["fee"] == -1
+    assert torch.allclose(bx.losses.crf_nll(p, p.counts(p.decode())), -p.log_prob(p.decode()))
+
+
+def test_constants_are_no_scores_and_scores_may_have_any_name():
+    p = bx.program("item, ")(lambda _worth, fee: bx.max(0.5, _worth[0] - fee))(VALUES, torch.ones(()))
+    z = {"_worth": VALUES, "fee": torch.ones(())}
+    for mapping in (p.scores, p.gradient, p.hessian_product(z), p.counts(p.decode())):
+        assert list(mapping) == ["_worth", "fee"]
+    with pytest.raises(ValueError, match=r"names of scores, out of _worth, fee, got '1'$"):
+        p.directional_derivative({"1": torch.ones(1)})
+
+
 def test_a_program_without_a_returned_node_pays_no_omega_for_it():
     for omega in ("l2", "negentropy", "sparsemax"):
         bare = bx.program("item")(lambda value: bx.max(value))(VALUES, omega=omega)

@@ -77,7 +77,8 @@ def _targets(first):
         (lambda p: take([1.0], FEE), r"value\[0\] must be a tensor, got float: pass one tensor, or a list of"),
         (lambda p: take([torch.zeros(2, 3)], FEE), r"value\[0\] must have shape \(item\) without batch dimensions"),
         (lambda p: take([torch.zeros(2)], [FEE, FEE]), "fee must have as many tensors as value, 1, got 2"),
-        (lambda p: take([torch.zeros(2)], FEE, gamma=torch.ones(1)), "gamma must be a number for problems"),
+        (lambda p: take([torch.zeros(2)], FEE, gamma=torch.ones(3)), "gamma must be a number for problems"),
+        (lambda p: take([torch.zeros(2)], FEE, omega=bx.Negentropy(torch.ones(1))), "gamma must be a number for"),
         (lambda p: bx.losses.surrogate(p, [torch.zeros(3)]), "with an entry for each of the 5 problems, got 1 of them"),
         (lambda p: bx.losses.surrogate(p, torch.zeros(3)), "for each of the 5 problems, got a Tensor"),
         (

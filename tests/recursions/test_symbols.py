@@ -205,6 +205,30 @@ def joins_lists(value: Any) -> Any:
     return bx.max(list(value), 0.0)  # here
 
 
+def takes_the_max_of_keys(value: Any) -> Any:
+    return bx.max(dict(enumerate(value)))  # here
+
+
+def uses_dim(value: Any) -> Any:
+    return value.sum(dim=0)  # here
+
+
+def branches_on_an_array(value: Any) -> Any:
+    return value[0] if value else 0.0  # here
+
+
+def looks_for_nan(value: Any) -> Any:
+    return 0.0 if np.isnan(value[0]) else value[0]  # here
+
+
+def adds_a_very_large_number(value: Any) -> Any:
+    return value[0] + 10**400  # here
+
+
+def takes_the_max_of_an_array_without_dimensions(value: Any) -> Any:
+    return bx.max(np.array(1.0))  # here
+
+
 def takes_the_max_of_torch(value: Any) -> Any:
     return torch.max(value[0], value[1])  # here
 
@@ -284,6 +308,12 @@ WRONG: dict[Callable[..., Any], str] = {
     asks_for_an_item: "here 'Symbol' object has no attribute 'item'",
     clones: "has no attribute 'clone'",
     takes_the_max_of_rows: "got a ndarray",
+    takes_the_max_of_keys: r"must not be a dictionary: pass its values\(\)",
+    uses_dim: "use axis instead of dim",
+    branches_on_an_array: "cannot branch on scores: use bx.max or bx.min instead of if",
+    looks_for_nan: "here ufunc 'isnan' not supported",
+    adds_a_very_large_number: "a number must fit into a float: use math.inf",
+    takes_the_max_of_an_array_without_dimensions: "but here iteration over a 0-d array",
     takes_the_max_of_torch: "got \\(Symbol, Symbol\\)",
     multiplies_by_a_tensor: "tables are lists, but here can't convert np.ndarray",
     calls_a_program: "cannot call another program: call <lambda>.function",
@@ -330,8 +360,9 @@ def test_errors_of_the_function_pass_through_and_leave_no_trace():
 
     with pytest.raises(KeyError, match="mine"):
         bx.program("item")(fails)(VALUES)
-    with pytest.raises(IndexError, match="list index out of range"):
+    with pytest.raises(IndexError, match="list index out of range") as caught:
         bx.program("item")(short)(VALUES)
+    assert caught.value.__cause__ is None
     assert bx.max(1.0, 2.0) == 2.0
 
 

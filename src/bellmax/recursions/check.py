@@ -116,7 +116,8 @@ def check_program(program: Recursion, *scores: Tensor, **static: Any) -> Program
     for name in ("omega", "gamma"):
         if name in static:
             raise ValueError(f"{name} must be left out: the check uses the optimum, and negentropy with gamma=1")
-    named = zip(program.inputs, scores, strict=False)
+    program._check_count(scores)
+    named = zip(program.inputs, scores, strict=True)
     tensors = [check_tensor(name, score).detach().double().requires_grad_() for name, score in named]
     p = program(*tensors, **static)
     if not isinstance(p, ProgramPaths) or p.batch_shape:
@@ -272,7 +273,7 @@ class _Derivations(Value):
         return _Derivations((self.scores[:, None] + others).ravel())
 
     def times(self, factor: float) -> _Derivations:
-        return _Derivations(factor * self.scores)
+        return _Derivations(float(factor) * self.scores)
 
 
 class _Enumeration:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import builtins
 import math
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Real
 from types import GeneratorType
@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from bellmax.recursions.symbols import Symbol
+from bellmax.recursions.symbols import Symbol, error
 
 
 class Interpreter(Protocol):
@@ -103,6 +103,8 @@ def _options_of(argument: Any) -> Sequence[Any]:
         return argument  # type: ignore[no-any-return]
     if isinstance(argument, GeneratorType):
         return tuple(argument)
+    if isinstance(argument, Mapping) and is_interpreted():
+        raise error("an option of bx.max or bx.min must not be a dictionary: pass its values()")
     if isinstance(argument, Symbol | Real | Tensor | str) or not isinstance(argument, Iterable):
         return (argument,)
     return tuple(argument)

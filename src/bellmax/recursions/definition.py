@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
 import linecache
 import math
@@ -93,7 +94,8 @@ class Recursion:
     def __init__(self, function: Callable[..., Any], axes: Sequence[tuple[str, ...]], max_edges: int) -> None:
         self.function, self.axes, self.max_edges = function, tuple(axes), max_edges
         self.inputs = _input_names(function, self.axes)
-        self._traces: dict[Hashable, Traced] = {}
+        self._traces: dict[Hashable, tuple[Traced, list[Any]]] = {}
+        """Traces, and the objects outside of the function that it read and that can change, such as lists."""
         self._captured = _captured_names(function)
         self.__name__ = function.__name__
         update_wrapper(self, function)
@@ -128,10 +130,10 @@ class Recursion:
         if is_interpreted():
             name = self.__name__
             raise error(f"a program cannot call another program: call {name}.function, which is a plain function")
-        if len(scores) != len(self.inputs):
-            advice = "pass scores by position" if len(scores) < len(self.inputs) else "pass the others by keyword"
-            raise ValueError(f"{self._signature()}, got {len(scores)} positional arguments: {advice}")
+        self._check_count(scores)
         if any(isinstance(score, list | tuple) for score in scores):
+            if isinstance(omega.gamma if isinstance(omega, Regularizer) else gamma, Tensor):
+                raise ValueError("gamma must be a number for problems of different sizes, got a tensor")
             solve = partial(self, omega=omega, gamma=gamma, **static)
             return RaggedPaths(self.__name__, solve, dict(zip(self.inputs, scores, strict=True)), self.axes)
         tensors: dict[str, Any] = dict(zip(self.inputs, scores, strict=True))
@@ -155,10 +157,11 @@ class Recursion:
         """
         if len(shapes) != len(self.inputs):
             raise ValueError(f"{self._signature()}, got {len(shapes)} shapes")
-        own = tuple(tuple(int(n) for n in shape) for shape in shapes)
-        for name, axes, shape in zip(self.inputs, self.axes, own, strict=True):
-            if len(shape) != len(axes):
+        for name, axes, shape in zip(self.inputs, self.axes, shapes, strict=True):
+            is_shape = isinstance(shape, list | tuple) and all(isinstance(n, int) and n >= 0 for n in shape)
+            if not is_shape or len(shape) != len(axes):
                 raise ValueError(f"the shape of {name} must have the dimensions ({', '.join(axes)}), got {shape}")
+        own = tuple(map(tuple, shapes))
         self._check_sizes(own)
         return self._traced(own, static).hypergraph
 
@@ -171,6 +174,11 @@ class Recursion:
     def _signature(self) -> str:
         count = len(self.inputs)
         return f"{self.__name__} takes {count} score tensor{'s' * (count != 1)} ({', '.join(self.inputs)})"
+
+    def _check_count(self, scores: Sequence[Any]) -> None:
+        if len(scores) != len(self.inputs):
+            advice = "pass scores by position" if len(scores) < len(self.inputs) else "pass the others by keyword"
+            raise ValueError(f"{self._signature()}, got {len(scores)} positional arguments: {advice}")
 
     def _own_shapes(self, tensors: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
         """Return the shape of each score without its batch dimensions."""
@@ -198,26 +206,25 @@ class Recursion:
 
     def _traced(self, own: tuple[tuple[int, ...], ...], static: Mapping[str, Any]) -> Traced:
         """Return the program for scores of these shapes, from the cache if possible."""
-        key = own, tuple((name, _key(value)) for name, value in static.items()), self._captured_values()
+        captured = tuple([get() for get in self._captured])
+        key = own, tuple((name, _key(value)) for name, value in static.items()), _captured_key(captured)
         try:
-            traced = self._traces.get(key)
+            known = self._traces.get(key)
         except TypeError:
             raise _unhashable(static) from None
-        if traced is None:
-            traced = self._trace(own, static)
-            self._make_room(traced)
-            self._traces[key] = traced
+        objects = _captured_objects(captured)
+        if known is not None and all(a is b for a, b in zip(known[1], objects, strict=True)):
+            return known[0]
+        traced = self._trace(own, static)
+        self._make_room(traced)
+        self._traces[key] = traced, objects
         return traced
-
-    def _captured_values(self) -> tuple[Any, ...]:
-        """Return keys of the numbers, strings, tuples and functions outside of the function that it reads."""
-        return tuple(_captured_key(get()) for get in self._captured)
 
     def _make_room(self, traced: Traced) -> None:
         """Drop the oldest traces if all traces together have more than ``max_edges`` edges."""
         old = tuple(self._traces.items())  # a copy: other threads can change the cache
-        total = traced.hypergraph.num_edges + sum(t.hypergraph.num_edges for _, t in old)
-        for key, dropped in old:
+        total = traced.hypergraph.num_edges + sum(t.hypergraph.num_edges for _, (t, _) in old)
+        for key, (dropped, _) in old:
             if total <= self.max_edges:
                 break
             self._traces.pop(key, None)
@@ -239,8 +246,11 @@ class Recursion:
         with interpreted(trace):
             try:
                 result = self.function(*proxies, **static)
-            except (IndexError, TypeError, AttributeError) as error:
-                raise _explained(error, inputs) from error
+            except (IndexError, TypeError, AttributeError, OverflowError, ValueError) as error:
+                explained = _explained(error, inputs)
+                if explained is error:
+                    raise
+                raise explained from error
         with outside_modes():
             return Traced(self.__name__, trace, trace.code_of_result(result, code), inputs, code)
 
@@ -310,16 +320,24 @@ def _explained(error: Exception, inputs: Mapping[str, tuple[int, ...]]) -> Excep
         message = "bx.max and bx.min take no key or default: the max of no options is -inf"
     elif re.search(r"'Symbol' object is not (subscriptable|iterable)|'Symbol' has no len|non-iterable Symbol", message):
         message = f"a single score has no index, length or elements, where the shapes of the scores are {shapes}"
-    elif not isinstance(error, IndexError) and re.search(r"Symbol|ndarray", message):
+    elif isinstance(error, TypeError | AttributeError) and re.search(r"Symbol|ndarray|0-d array|^ufunc ", message):
         message = f"inside a program, scores are symbols in NumPy arrays and tables are lists, but here {message}"
     elif message == "'int' object is not callable" and ".size(" in linecache.getline(code.co_filename, line):
         message = "inside a program, scores are NumPy arrays: use shape[0] instead of size(0)"
+    elif isinstance(error, TypeError) and "'dim'" in message:
+        message = "inside a program, scores are NumPy arrays: use axis instead of dim"
+    elif message.startswith("The truth value of an array"):
+        message = "a program cannot branch on scores: use bx.max or bx.min instead of if"
+    elif message == "int too large to convert to float":
+        message = "a number must fit into a float: use math.inf instead of a very large number"
     else:
         return error
     return at_line(message, code, line)
 
 
 # --- keys of traces
+
+_CONSTANTS = Number | np.bool_ | str | FunctionType | Recursion
 
 
 def _key(value: Any) -> Hashable:
@@ -330,11 +348,17 @@ def _key(value: Any) -> Hashable:
 
 
 def _captured_key(value: Any) -> Hashable:
-    """Return a key of a value outside of the function. It is constant for objects that can change, such as lists."""
+    """Return a key of a value outside of the function. It is None for objects that can change, such as lists."""
     if isinstance(value, tuple):
         return type(value), *map(_captured_key, value)
-    is_constant = isinstance(value, Number | np.bool_ | str | FunctionType | Recursion)
-    return _key(value) if is_constant else None
+    return _key(value) if isinstance(value, _CONSTANTS) else None
+
+
+def _captured_objects(value: Any) -> list[Any]:
+    """Return the objects that can change in a value outside of the function."""
+    if isinstance(value, tuple):
+        return [part for element in value for part in _captured_objects(element)]
+    return [] if isinstance(value, _CONSTANTS) else [value]
 
 
 # --- reading the function
@@ -367,7 +391,8 @@ def _captured_names(function: Callable[..., Any]) -> list[Callable[[], Any]]:
     code = function.__code__
     cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
     lookups: list[Callable[[], Any]] = [_cell_lookup(cell) for cell in cells.values()]
-    names = {name for inner in _codes(code) for name in inner.co_names}
+    instructions = [instruction for inner in _codes(code) for instruction in dis.get_instructions(inner)]
+    names = {instruction.argval for instruction in instructions if instruction.opname == "LOAD_GLOBAL"}
     return lookups + [_global_lookup(function.__globals__, name) for name in sorted(names)]
 
 

@@ -240,7 +240,7 @@ class ProgramPaths(PathDistribution):
         counts, first = {}, 0
         for name, own in self._traced.inputs.items():
             size = math.prod(own)
-            counts[name] = totals[..., first : first + size].reshape(*totals.shape[:-1], *own).to(self.dtype)
+            counts[name] = totals[..., first : first + size].reshape(totals.shape[:-1] + own).to(self.dtype)
             first += size
         return counts
 
@@ -268,6 +268,9 @@ class ProgramPaths(PathDistribution):
             f"edges={self.hypergraph.num_edges}, inputs: {inputs}, batch_shape={tuple(self.batch_shape)}, "
             f"omega={self.omega})"
         )
+
+    def _by_name(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+        return dict(zip(self._traced.inputs, tensors, strict=False))  # constants are the last score
 
     # --- derivations and counts
 

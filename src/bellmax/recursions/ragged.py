@@ -49,8 +49,6 @@ class RaggedPaths:
             members.setdefault(tuple(tuple(tensor.shape) for tensor in row), []).append(k)
         for indices in members.values():
             p = solve(*(torch.stack([column[k] for k in indices]) for column in columns.values()))
-            if isinstance(p.omega.gamma, Tensor):
-                raise ValueError("gamma must be a number for problems of different sizes, got a tensor")
             self._groups.append((indices, p))
 
     def __repr__(self) -> str:
