@@ -248,6 +248,11 @@ CHAIN = {"startprob": [0.5, 0.5], "transmat": [[0.5, 0.5], [0.5, 0.5]]}
         ({"priors": {"transmat": 0.5}}, r"priors\['transmat'\] must be at least 1, got 0.5"),
         ({"priors": {"mean": 0.5}}, "priors must have names among startprob, .* got 'mean'"),
         ({"priors": {"lambdas": 0.5}}, "priors must have names among startprob, .* got 'lambdas'"),
+        (
+            {"priors": {"startprob": [1.0, 2.0, 3.0]}},
+            r"priors\['startprob'\] must be a number or broadcast to shape \(2,\)",
+        ),
+        ({"priors": {"means_weight": [1.0, 2.0]}}, r"priors\['means_weight'\] must be a number, got shape \(2,\)"),
         ({"init": {"mean": [[0.0], [1.0]]}}, "init must have names among startprob, .* got 'mean'"),
         ({"init": {"means": [0.0, 1.0]}}, r"init\['means'\] must have shape \(2, 1\), got \(2,\)"),
         ({"init": {"means": [[0.0], [np.nan]]}}, r"init\['means'\] must be finite, got NaN or inf"),
@@ -318,6 +323,18 @@ def test_a_series_that_is_impossible_is_named() -> None:
     with pytest.raises(ValueError, match=r"X\[1\] must have a positive probability, but its labels and the initial"):
         quick(init=init).fit(X, y)
     assert quick(init=init, max_iter=0).fit(X).score(X, y) == -np.inf
+
+
+@pytest.mark.parametrize("max_duration", [None, 3])
+def test_a_series_without_possible_states_has_no_forecast(max_duration: int | None) -> None:
+    init = {"lambdas": [[0.0], [0.0]]}
+    model = quick(emissions="poisson", init=init, max_iter=0, max_duration=max_duration).fit([np.zeros(3)])
+    X = [np.array([0.0, 2.0])]
+    assert model.score(X) == -np.inf
+    assert (model.predict(X)[0] == -1).all()
+    assert (model.predict_proba(X)[0] == 0).all()
+    with pytest.raises(ValueError, match=r"X\[0\] must have a positive probability under the model for a forecast"):
+        model.forecast(X)
 
 
 @pytest.mark.parametrize("steps", [0, 1.5])

@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from copy import copy
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ EMPTY = 1e-8
 
 
 class CustomEmissions(Protocol):
-    """What EM needs of an emission distribution of the user."""
+    """An emission distribution of the user, with the methods that EM calls."""
 
     def log_prob(self, x: Tensor) -> Tensor:
         """Return the log-probability (N, S) of each row of x (N, D) in each state."""
@@ -43,8 +43,6 @@ class Family(ABC):
 
     """
 
-    prior_names: ClassVar[tuple[str, ...]]
-
     def __init__(self, parameters: Mapping[str, Tensor], priors: Mapping[str, Any]) -> None:
         self.parameters = dict(parameters)
         self.priors = priors
@@ -54,6 +52,11 @@ class Family(ABC):
         other = copy(self)
         other.parameters = dict(parameters)
         return other
+
+    @property
+    @abstractmethod
+    def prior_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape to which each prior broadcasts, by name."""
 
     @property
     def num_states(self) -> int:
@@ -163,7 +166,9 @@ def complete_rows(probabilities: Tensor) -> Tensor:
 class Categorical(Family):
     """One symbol from 0 to K − 1 in each step. The parameter is ``emissionprob`` (S, K)."""
 
-    prior_names = ("emissionprob",)
+    @property
+    def prior_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"emissionprob": tuple(self.parameters["emissionprob"].shape)}
 
     @staticmethod
     def check(name: str, x: Tensor) -> None:
@@ -235,7 +240,10 @@ class Poisson(Family):
     The prior is a gamma density with shape 1 + ``lambdas`` and rate ``lambdas_weight``, which are 0 by default.
     """
 
-    prior_names = ("lambdas", "lambdas_weight")
+    @property
+    def prior_shapes(self) -> dict[str, tuple[int, ...]]:
+        shape = tuple(self.parameters["lambdas"].shape)
+        return {"lambdas": shape, "lambdas_weight": shape}
 
     @staticmethod
     def check(name: str, x: Tensor) -> None:

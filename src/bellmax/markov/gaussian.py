@@ -47,8 +47,6 @@ class Gaussian(Family):
     M-step, ``covars`` is added to the sum of squares, and ``covars_weight`` to the number of steps.
     """
 
-    prior_names = ("means", "means_weight", "covars", "covars_weight")
-
     def __init__(
         self,
         covariance: str,
@@ -63,6 +61,17 @@ class Gaussian(Family):
     @staticmethod
     def check(name: str, x: Tensor) -> None:
         """Accept all finite values."""
+
+    @property
+    def prior_shapes(self) -> dict[str, tuple[int, ...]]:
+        states, features = self.parameters["means"].shape
+        scale = {"full": (states, features, features), "diag": (states, features), "spherical": (features,)}
+        return {
+            "means": (states, features),
+            "means_weight": (),
+            "covars": scale.get(self.covariance, (features, features)),
+            "covars_weight": (),
+        }
 
     @property
     def _means(self) -> Tensor:
@@ -250,9 +259,9 @@ class FullGaussian(Gaussian):
         self.parameters = {"means": updated, "covars": self._new_covariances(squares, total, is_empty)}
 
     def _prior_scale(self) -> Tensor:
-        """Return the scale matrix of the prior of the covariances, (D, D) or (S, D, D)."""
+        """Return the scale matrix of the prior of the covariances, (D, D) or (S, D, D). A number is its diagonal."""
         scale = torch.as_tensor(self.priors.get("covars", 0), dtype=self.center.dtype)
-        return scale if scale.ndim >= 2 else torch.diag_embed(scale.expand_as(self.center))
+        return scale if scale.ndim else torch.diag(scale.expand_as(self.center))
 
     def _new_covariances(self, squares: Tensor, total: Tensor, is_empty: Tensor) -> Tensor:
         scale, degrees = self._prior_scale(), self._prior_degrees()

@@ -51,8 +51,6 @@ class Process:
 
     """
 
-    prior_names = ("startprob", "transmat", "durations")
-
     def __init__(self, parameters: Mapping[str, Tensor], priors: Mapping[str, Any]) -> None:
         self.parameters, self.priors = dict(parameters), priors
 

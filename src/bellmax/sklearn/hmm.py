@@ -17,6 +17,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from bellmax.inputs import check_choice
+from bellmax.markov.checks import check_init, check_priors, read_labels
 from bellmax.markov.data import Data
 from bellmax.markov.em import Fit, fit
 from bellmax.markov.emissions import Categorical, Emissions, Family, Poisson, check_symbols, draw_from_rows
@@ -28,7 +29,7 @@ from bellmax.markov.starts import assign, emissions_of, initial_emissions, initi
 from bellmax.names import answers_near_misses
 from bellmax.regularizers import Regularizer, resolve
 from bellmax.series.collections import Collection
-from bellmax.sklearn.base import CollectionEstimator, Series
+from bellmax.sklearn.base import CollectionEstimator
 from bellmax.structures.semi_markov import SemiMarkov
 
 _FAMILIES = "gaussian", "categorical", "poisson"
@@ -204,9 +205,9 @@ class HMM(CollectionEstimator):
         return "startprob", "transmat", *["durations"] * (self.max_duration is not None)
 
     def _family_of(self, data: Data) -> Family | None:
-        """Return emissions that are equal in all states, None for custom emissions. Checks the shapes of ``init``."""
+        """Return emissions that are equal in all states, None for custom emissions. Checks ``init`` and ``priors``."""
         if not isinstance(self.emissions, str):
-            self._check_shapes({})
+            self._check_init_and_priors(None)
             return None
         options = self.covariance, self.n_states, data, self.priors or {}, self.variance_floor
         family = emissions_of(self.emissions, *options)
@@ -214,7 +215,7 @@ class HMM(CollectionEstimator):
             table = torch.as_tensor(np.array(self.init["emissionprob"], dtype=np.float64))
             if table.ndim == 2 and table.shape[1] > family.parameters["emissionprob"].shape[1]:
                 family = family.with_parameters({"emissionprob": torch.full_like(table, 1 / table.shape[1])})
-        self._check_shapes({name: tuple(p.shape) for name, p in family.parameters.items()})
+        self._check_init_and_priors(family)
         return family
 
     def _store(self, result: Fit) -> None:
@@ -325,6 +326,9 @@ class HMM(CollectionEstimator):
             for chunk in data.chunks(emissions, self.n_states):
                 start_state = recursion.start(chunk.shape[:1])
                 state, _ = recursion.filter(chunk.log_prob(emissions), start_state, chunk.lengths)
+                if bool((state.value == -torch.inf).any()):
+                    series = chunk.members[int((state.value == -torch.inf).nonzero()[0])]
+                    raise ValueError(f"X[{series}] must have a positive probability under the model for a forecast")
                 weights[chunk.members] = recursion.forecast(state, int(steps))
         if not isinstance(emissions, Family):
             return Forecast(weights.numpy(), None, None)
@@ -415,7 +419,7 @@ class HMM(CollectionEstimator):
                 "y has one label for each series, which fit ignores: pass a state for each step", stacklevel=3
             )
             y = None
-        return Data(series, None if y is None else self._read_labels(y, series))
+        return Data(series, None if y is None else read_labels(y, [len(x) for x in series], self.n_states))
 
     def _check_values(self, name: str, x: Tensor) -> None:
         if bool(x.isinf().any()):
@@ -423,25 +427,6 @@ class HMM(CollectionEstimator):
             raise ValueError(f"{name} must be finite, or NaN where a value is missing, got inf at step {step}")
         if isinstance(self.emissions, str):
             _KINDS[self.emissions].check(name, x.double())
-
-    def _read_labels(self, y: Any, series: Series) -> list[Tensor]:
-        """Return the labels of each step, −1 where unknown."""
-        if len(y) != len(series):
-            raise ValueError(f"y must hold the states of {len(series)} series, got {len(y)}")
-        labels = []
-        for k, (states, x) in enumerate(zip(y, series, strict=True)):
-            of = np.asarray(states)
-            is_padded = isinstance(y, np.ndarray) and of.ndim == 1 and len(of) >= len(x)
-            if of.ndim != 1 or (len(of) != len(x) and not is_padded):
-                raise ValueError(f"y[{k}] must have shape ({len(x)},), one state for each step, got {of.shape}")
-            if of.dtype.kind not in "iu":
-                raise ValueError(f"y[{k}] must hold integers, -1 where the state is unknown, got {of.dtype}")
-            bad = np.flatnonzero((of < -1) | (of >= self.n_states))
-            if len(bad):
-                needed = f"y[{k}] must be from 0 to {self.n_states - 1}, or -1 where the state is unknown"
-                raise ValueError(f"{needed}, got {of[bad[0]]} at step {bad[0]}")
-            labels.append(torch.from_numpy(of[: len(x)].astype(np.int64)))
-        return labels
 
     def _check_amount(self, data: Data) -> None:
         """Raise ``ValueError`` if there are fewer steps with a value than states."""
@@ -474,59 +459,24 @@ class HMM(CollectionEstimator):
             raise ValueError(f"tol must be at least 0, or None, got {self.tol!r}")
         if not self.variance_floor > 0:
             raise ValueError(f"variance_floor must be greater than 0, got {self.variance_floor!r}")
-        self._check_priors()
 
-    def _check_priors(self) -> None:
-        names: tuple[str, ...] = Process.prior_names
-        if isinstance(self.emissions, str):
-            names = (*names, *_KINDS[self.emissions].prior_names)
-        for name, prior in (self.priors or {}).items():
-            if name not in names:
-                raise ValueError(f"priors must have names among {', '.join(names)}, got {name!r}")
-            numbers = np.asarray(prior, dtype=np.float64)
-            bound = 1 if name in (*Process.prior_names, "emissionprob") else -np.inf if name == "means" else 0
-            if not bool((numbers >= bound).all()) or not np.isfinite(numbers).all():
-                requirement = "finite" if bound == -np.inf else f"at least {bound}"
-                raise ValueError(f"priors[{name!r}] must be {requirement}, got {prior!r}")
-
-    def _check_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Check the arrays of ``init``, given the shapes of the parameters of the emissions."""
+    def _check_init_and_priors(self, family: Family | None) -> None:
+        """Check ``init`` and ``priors``, whose shapes depend on the data."""
         states = self.n_states
-        needed = {"startprob": (states,), "transmat": (states, states)}
+        shapes: dict[str, tuple[int, ...]] = {"startprob": (states,), "transmat": (states, states)}
         if self.max_duration is not None:
-            needed["durations"] = states, self.max_duration
-        needed |= shapes
-        for name, value in (self.init or {}).items():
-            if name not in needed:
-                raise ValueError(f"init must have names among {', '.join(needed)}, got {name!r}")
-            array = np.asarray(value, dtype=np.float64)
-            if array.shape != needed[name]:
-                raise ValueError(f"init[{name!r}] must have shape {needed[name]}, got {array.shape}")
-            if not np.isfinite(array).all():
-                raise ValueError(f"init[{name!r}] must be finite, got NaN or inf")
-            if name in ("startprob", "transmat", "durations", "emissionprob"):
-                _check_rows(name, array)
-            elif name == "lambdas" and (array < 0).any():
-                raise ValueError(f"init['lambdas'] must be at least 0, got {array.min()}")
-            elif name == "covars" and not self._is_positive(array):
-                raise ValueError(f"init['covars'] must be positive definite, got {array.tolist()}")
-            if name == "transmat" and self.max_duration is not None and np.diag(array).any():
-                raise ValueError(f"init['transmat'] must be 0 on the diagonal with max_duration, got {array.tolist()}")
-
-    def _is_positive(self, covars: NDArray[np.float64]) -> bool:
-        if self.covariance in ("diag", "spherical"):
-            return bool((covars > 0).all())
-        return np.allclose(covars, covars.swapaxes(-1, -2)) and bool((np.linalg.eigvalsh(covars) > 0).all())
+            shapes["durations"] = states, self.max_duration
+        prior_shapes = dict(shapes)
+        if family is not None:
+            shapes |= {name: tuple(p.shape) for name, p in family.parameters.items()}
+            prior_shapes |= family.prior_shapes
+        check_init(self.init or {}, shapes, self.max_duration is not None, self.covariance in ("full", "tied"))
+        check_priors(self.priors or {}, prior_shapes)
 
 
 def _are_scalars(y: Any) -> bool:
     """True if y has one number for each series."""
     return all(np.ndim(label) == 0 for label in y)
-
-
-def _check_rows(name: str, array: NDArray[np.float64]) -> None:
-    if (array < 0).any() or not np.allclose(array.sum(-1), 1, atol=1e-6):
-        raise ValueError(f"init[{name!r}] must hold probabilities that sum to 1 in each row, got {array.tolist()}")
 
 
 def _final(result: Fit) -> float:
@@ -543,7 +493,7 @@ def _best_states(p: Any) -> Tensor:
     steps = p.event_shape[0]
     starts = torch.zeros(len(first), steps + 1, dtype=torch.int64)
     starts.scatter_(1, first.masked_fill(first < 0, steps), 1)
-    number = starts[:, :-1].cumsum(1) - 1  # of the segment at each step
+    number = (starts[:, :-1].cumsum(1) - 1).clamp(min=0)  # of the segment at each step
     return label.gather(1, number).masked_fill(torch.arange(steps) >= p.lengths.unsqueeze(-1), -1)
 
 
