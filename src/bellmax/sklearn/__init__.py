@@ -1,4 +1,4 @@
-"""Estimators for scikit-learn: nearest neighbors, clusters, barycenters and kernels of time series under DTW.
+"""Estimators for scikit-learn: neighbors, clusters and kernels of time series under DTW, and hidden Markov models.
 
 The argument ``X`` of all estimators is a collection of n series, as in :func:`bellmax.dtw_cdist`: an array (n, time) or
 (n, time, features), a data frame with a series in each row, or a list of series of any lengths. In an array or a frame,
