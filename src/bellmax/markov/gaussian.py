@@ -13,6 +13,8 @@ from torch import Tensor
 from bellmax.markov.emissions import EMPTY, Family, find_quantiles, keep_empty
 
 COVARIANCES = "full", "diag", "spherical", "tied"
+_ROWS = 2**15
+"""The number of rows whose deviations from all means are in memory at a time."""
 
 
 def covariance_shape(covariance: str, states: int, features: int) -> tuple[int, ...]:
@@ -207,43 +209,46 @@ class FullGaussian(Gaussian):
         z, is_known = x - self.center, ~x.isnan()
         if bool(is_known.all()):
             return _Patterns(len(x), [_Pattern(None, is_known.new_ones(x.shape[1]), z)])
-        kinds, kind = is_known.unique(dim=0, return_inverse=True)
+        kinds, kind, counts = is_known.unique(dim=0, return_inverse=True, return_counts=True)
         patterns = []
-        for n, known in enumerate(kinds):
+        for known, rows in zip(kinds, kind.argsort(stable=True).split(counts.tolist()), strict=True):
             if bool(known.any()):
-                rows = (kind == n).nonzero().squeeze(1)
                 patterns.append(_Pattern(rows, known, z[rows][:, known]))
         return _Patterns(len(x), patterns)
 
     def log_prob(self, features: _Patterns) -> Tensor:
         covariances, means = self.covariances(), self._means
-        log_prob = means.new_zeros(features.num_rows, len(means))
+        blocks, places = [], []
         for rows, known, values in features.patterns:
             within = covariances[:, known][:, :, known]
             factors = torch.linalg.cholesky(within)
             scales = torch.linalg.solve_triangular(factors, torch.eye(values.shape[1], dtype=means.dtype), upper=False)
             log_det = factors.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-            columns = [
-                -((values - mean) @ scale.T).square().sum(1) / 2 - constant
-                for mean, scale, constant in zip(means[:, known], scales, log_det, strict=True)
-            ]
-            block = torch.stack(columns, 1) - values.shape[1] * math.log(2 * math.pi) / 2
-            log_prob = block if rows is None else log_prob.index_copy(0, rows, block)
-        return log_prob
+            constants = log_det + values.shape[1] * math.log(2 * math.pi) / 2
+            for part in values.split(_ROWS):
+                squares = ((part - means[:, None, known]) @ scales.mT).square().sum(-1).T
+                blocks.append(-squares / 2 - constants)
+            if rows is not None:
+                places.append(rows)
+        block = torch.cat(blocks) if blocks else means.new_zeros(0, len(means))
+        if len(block) == features.num_rows and not places:
+            return block
+        place = torch.cat(places) if places else torch.zeros(0, dtype=torch.int64)
+        return means.new_zeros(features.num_rows, len(means)).index_copy(0, place, block)
 
     def statistics(self, features: _Patterns, weights: Tensor) -> list[Tensor]:
         """Return the numbers of steps, and the sums of deviations from the present means and of their products."""
         means, covariances = self._means, self.covariances()
         total, sums, squares = weights.new_zeros(len(means)), torch.zeros_like(means), torch.zeros_like(covariances)
         for rows, known, values in features.patterns:
-            mass = weights if rows is None else weights[rows]
+            mass, (fill, rest) = weights if rows is None else weights[rows], _regression(covariances, known)
+            for part, weight in zip(values.split(_ROWS), mass.split(_ROWS), strict=True):
+                deviations = part - means[:, None, known]
+                weighted = deviations * weight.T.unsqueeze(-1)
+                sums += (fill @ weighted.sum(1).unsqueeze(-1)).squeeze(-1)
+                squares += fill @ (weighted.mT @ deviations) @ fill.mT
             total += mass.sum(0)
-            for state, mean in enumerate(means):
-                fill, rest = _regression(covariances[state], known)
-                deviations, weight = (values - mean[known]) @ fill.T, mass[:, state]
-                weighted = deviations * weight.unsqueeze(-1)
-                sums[state] += weighted.sum(0)
-                squares[state] += weighted.T @ deviations + weight.sum() * rest
+            squares += mass.sum(0)[:, None, None] * rest
         return [total, sums, squares]
 
     def update(self, statistics: Sequence[Tensor]) -> None:
@@ -310,15 +315,15 @@ class FullGaussian(Gaussian):
         return {"means": torch.zeros_like(self.parameters["means"], dtype=torch.bool), "covars": is_floored}
 
 
-def _regression(covariance: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the matrix (D, known) from known deviations to all expected deviations, and the covariance of the rest."""
-    features = len(known)
-    fill, rest = covariance.new_zeros(features, int(known.sum())), torch.zeros_like(covariance)
-    fill[known] = torch.eye(fill.shape[1], dtype=covariance.dtype)
+def _regression(covariances: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+    """Return matrices (S, D, K) from K known deviations to all expected deviations, and the covariances of the rest."""
+    fill, rest = covariances.new_zeros(*covariances.shape[:2], int(known.sum())), torch.zeros_like(covariances)
+    fill[:, known] = torch.eye(fill.shape[2], dtype=fill.dtype)
     if not bool(known.all()):
-        between = covariance[~known][:, known]
-        slopes = torch.linalg.solve(covariance[known][:, known], between.T).T
-        fill[~known] = slopes
-        missing = (~known).nonzero().squeeze(1)
-        rest[missing.unsqueeze(-1), missing] = covariance[~known][:, ~known] - slopes @ between.T
+        missing, present = (mask.nonzero().squeeze(1) for mask in (~known, known))
+        between = covariances[:, missing.unsqueeze(-1), present]
+        slopes = torch.linalg.solve(covariances[:, present.unsqueeze(-1), present], between, left=False)
+        fill[:, missing] = slopes
+        within = covariances[:, missing.unsqueeze(-1), missing]
+        rest[:, missing.unsqueeze(-1), missing] = within - slopes @ between.mT
     return fill, rest
