@@ -52,8 +52,8 @@ def initial(emissions: str, covariance: str) -> dict[str, np.ndarray]:
 
 def fitted(emissions: str, theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
     """Fit both models from the same parameters, and return the names of the page."""
-    X = draw(emissions)
-    series = np.split(X, np.cumsum(LENGTHS)[:-1])
+    steps = draw(emissions)
+    series = np.split(steps, np.cumsum(LENGTHS)[:-1])
     options = {"n_components": STATES, "init_params": "", "n_iter": 20, "tol": -np.inf, **theirs}
     if emissions == "gaussian":
         options = {"covars_prior": 0, **options}
@@ -61,12 +61,12 @@ def fitted(emissions: str, theirs: dict[str, Any], ours: dict[str, Any]) -> dict
     start = initial(emissions, ours.get("covariance", "diag"))
     for name, parameter in start.items():
         setattr(model, f"{name}_", parameter)
-    model.fit(X, LENGTHS)
+    model.fit(steps, LENGTHS)
     own = {"n_states": STATES, "covariance": "diag", "max_iter": 20, "tol": None, "init": start, **ours}
     return {
         "theirs": model,
         "ours": HMM(emissions=emissions, **own).fit(series),
-        "X": X,
+        "X": steps,
         "lengths": LENGTHS,
         "series": series,
         "np": np,
@@ -129,7 +129,9 @@ def test_expressions_of_the_page_are_equal(theirs: str, ours: str) -> None:
 def test_a_prior_of_poisson_is_weaker_in_hmmlearn() -> None:
     """It weighs the prior against the number of all steps, as the page says."""
     priors = {"lambdas": 40.0, "lambdas_weight": 20.0}
-    names = fitted("poisson", {"lambdas_prior": 40.0, "lambdas_weight": 20.0, "n_iter": 1}, {"priors": priors, "max_iter": 1})
+    names = fitted(
+        "poisson", {"lambdas_prior": 40.0, "lambdas_weight": 20.0, "n_iter": 1}, {"priors": priors, "max_iter": 1}
+    )
     free = fitted("poisson", {"n_iter": 1}, {"max_iter": 1})["ours"].lambdas_
     theirs, ours = names["theirs"].lambdas_, names["ours"].lambdas_
     assert (np.abs(theirs - free) < np.abs(ours - free)).all()
