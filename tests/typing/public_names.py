@@ -201,6 +201,7 @@ def estimators() -> None:
     sklearn.DTWBarycenterClassifier(max_iter_barycenter=2).fit(series, classes).predict(series)
     sklearn.DTWKMeans(n_clusters=2, max_iter=1, max_iter_barycenter=2).fit(series)
     sklearn.DTWKernel().fit(series).transform(series)
+    sklearn.HMM(1, max_iter=2, tol=None).fit(series).predict(series)
 
 
 def figures() -> None:

@@ -139,6 +139,7 @@ class HMM(CollectionEstimator):
 
     # --- fit
 
+    @answers_near_misses
     def fit(self, X: Collection, y: Any = None) -> HMM:
         """Estimate the parameters.
 
@@ -239,24 +240,25 @@ class HMM(CollectionEstimator):
         """Warn about the last run."""
         if result.interrupted:
             warnings.warn(
-                f"fit was interrupted: the parameters of iteration {len(result.objectives)} are kept", stacklevel=3
+                f"fit was interrupted: the parameters of iteration {len(result.objectives)} are kept", stacklevel=4
             )
         elif not self.converged_ and self.tol is not None and self.max_iter > 0:
             warnings.warn(
                 f"EM did not converge in max_iter={self.max_iter} iterations: increase max_iter or tol",
                 ConvergenceWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
         if result.empty:
             names = ", ".join(map(str, result.empty))
             warnings.warn(
                 f"no step has a positive probability of state {names}: the parameters of such a state are kept as they "
                 "were. Decrease n_states, or set init or random_state",
-                stacklevel=3,
+                stacklevel=4,
             )
 
     # --- use
 
+    @answers_near_misses
     def predict(self, X: Collection) -> Any:
         """Return the most probable sequence of states of each series (the Viterbi algorithm).
 
@@ -264,6 +266,7 @@ class HMM(CollectionEstimator):
         """
         return _like_input(X, self._solve(X, _best_states), -1)
 
+    @answers_near_misses
     def predict_proba(self, X: Collection, *, omega: str | Regularizer = "negentropy", gamma: Any = None) -> Any:
         """Return the probability of each state at each step, given the whole series.
 
@@ -278,6 +281,7 @@ class HMM(CollectionEstimator):
         """
         return _like_input(X, self._solve(X, lambda p: p.marginals, resolve(omega, gamma)), 0)
 
+    @answers_near_misses
     def score(self, X: Collection, y: Any = None) -> float:
         """Return the log-likelihood of X, and of the known states y, summed over the series."""
         process, emissions = self._model()
@@ -287,15 +291,18 @@ class HMM(CollectionEstimator):
             values = [scores.distribution(c.log_prob(emissions), c.lengths).value.sum() for c in chunks]
         return float(torch.stack(values).sum())
 
+    @answers_near_misses
     def bic(self, X: Collection) -> float:
         """Return the Bayesian information criterion of the model for X. A lower value is better."""
         steps = sum(len(x) for x in self._read(X, reset=False))
         return self._num_free() * float(np.log(steps)) - 2 * self.score(X)
 
+    @answers_near_misses
     def aic(self, X: Collection) -> float:
         """Return the Akaike information criterion of the model for X. A lower value is better."""
         return 2 * self._num_free() - 2 * self.score(X)
 
+    @answers_near_misses
     def forecast(self, X: Collection, steps: int = 1, *, quantiles: Sequence[float] = (0.1, 0.5, 0.9)) -> Forecast:
         """Return the predictive distributions of the steps after the end of each series.
 
@@ -335,6 +342,7 @@ class HMM(CollectionEstimator):
         points = emissions.quantiles(weights, levels)
         return Forecast(weights.numpy(), emissions.mean(weights).numpy(), None if points is None else points.numpy())
 
+    @answers_near_misses
     def sample(self, n_steps: int = 1, *, random_state: Any = None) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """Return a random series (T,) or (T, D) and its states (T,).
 
@@ -416,7 +424,7 @@ class HMM(CollectionEstimator):
         y = y.to_numpy() if hasattr(y, "to_numpy") else y
         if y is not None and len(y) == len(series) and _are_scalars(y):
             warnings.warn(
-                "y has one label for each series, which fit ignores: pass a state for each step", stacklevel=3
+                "y has one label for each series, which fit ignores: pass a state for each step", stacklevel=4
             )
             y = None
         return Data(series, None if y is None else read_labels(y, [len(x) for x in series], self.n_states))
