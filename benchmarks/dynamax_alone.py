@@ -1,7 +1,7 @@
 """Measure dynamax on one processor, in a separate environment, where it installs JAX and its other requirements.
 
-The argument is JSON: the cases (kind, size, peaked), the number of repeats, and the seconds per run. Prints the version
-of dynamax, its log-likelihoods and its times as JSON. Functions are compiled before the first call.
+The argument is JSON: the cases (kind, size, peaked), the number of repeats, the seconds per run, and True for float64.
+Prints the version of dynamax, its log-likelihoods and its times as JSON. Functions are compiled before the first call.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def runs_of(problem: Problem) -> tuple[dict[str, Run], float]:
 
 
 def main() -> None:
-    cases, repeats, seconds = json.loads(sys.argv[1])
+    cases, repeats, seconds, is_double = json.loads(sys.argv[1])
+    jax.config.update("jax_enable_x64", is_double)
     rows = []
     for kind, size, peaked in cases:
         runs, log_likelihood = runs_of(make_problem(kind, size, peaked))

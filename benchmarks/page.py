@@ -32,7 +32,7 @@ NAMES = (
 )
 COLORS = "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9"
 PLAIN = {"axes.spines.top": False, "axes.spines.right": False, "font.size": 8, "svg.hashsalt": "bellmax"}
-HMM_PEERS = "hmmlearn, scaling", "hmmlearn, log", "pomegranate", "dynamax", "dynamax, E-step"
+HMM_PEERS = "hmmlearn, scaling", "hmmlearn, log", "pomegranate", "dynamax", "dynamax, float32"
 Panels = dict[str, dict[str, dict[str, float]]]  # title, row, library: its time divided by the time of bellmax
 
 TITLES = {
