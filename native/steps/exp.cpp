@@ -696,37 +696,64 @@ void sort_by_length(std::vector<int64_t>& sequences, const int64_t* lengths) {
     std::sort(sequences.begin(), sequences.end(), is_before);
 }
 
-// The layout, and sequences, the longest first, in groups that are dealt out to the workers in turn.
+// Groups of sequences in one layout, and the working memory of each thread.
+template <class S, class Real>
+struct Groups {
+    const ScoresProblem<S>& problem;
+    const Layout<Real> layout;
+    const int64_t *order, count, size;  // the sequences, and the number of groups
+    std::vector<Worker<S, Real>> workers;
+
+    Groups(const ScoresProblem<S>& of, const Scores<const S>* z, int blocks, const Layout<Real>& in,
+           const int64_t* sequences, int64_t number)
+        : problem(of),
+          layout(in),
+          order(sequences),
+          count(number),
+          size((number + in.sequences - 1) / in.sequences) {
+        for (int64_t k = 0; k < std::min<int64_t>(std::max(problem.threads, 1), size); ++k) {
+            workers.emplace_back(problem, z, layout, blocks, problem.lengths[order[0]]);
+        }
+    }
+    Groups(const Groups&) = delete;  // workers refer to its layout
+
+    Group<S, Real> operator[](int64_t n) const {
+        const int64_t first = n * layout.sequences;
+        return {problem, layout, order + first, std::min<int64_t>(layout.sequences, count - first)};
+    }
+};
+
+// Sequences, the longest first, in groups that are dealt out to the threads in turn. The sequences that do not fill a
+// group have a layout for their number.
 template <class S, class Real>
 struct GroupPlan {
     const ScoresProblem<S>& problem;
-    std::vector<int64_t> order;
-    Layout<Real> layout;
-    int64_t groups;
-    std::vector<Worker<S, Real>> workers;
+    const std::vector<int64_t> order;
+    const int64_t count = int64_t(order.size()), rest = count % choose(count).sequences;
+    Groups<S, Real> full, last;
 
     // The sequences for which is_chosen(b); each worker has so many blocks of steps.
     template <class Choice>
     GroupPlan(const ScoresProblem<S>& of, Choice is_chosen, const Scores<const S>* z, int blocks)
         : problem(of),
           order(longest_first(is_chosen)),
-          layout(choose(problem.tape ? 3 : 5)),
-          groups((int64_t(order.size()) + layout.sequences - 1) / layout.sequences) {
-        for (int64_t k = 0; k < std::min<int64_t>(std::max(problem.threads, 1), groups); ++k) {
-            workers.emplace_back(problem, z, layout, blocks, problem.lengths[order[0]]);
-        }
-    }
-    GroupPlan(const GroupPlan&) = delete;  // workers refer to its layout
+          full(of, z, blocks, choose(count), order.data(), count - rest),
+          last(of, z, blocks, choose(rest), order.data() + count - rest, rest) {}
 
     // body(group, worker) for each group.
     template <class Body>
     void for_groups(Body body) {
-        parallel_for(groups, int(workers.size()), [&](int64_t n, int worker) {
-            const int64_t at = n * layout.sequences, left = int64_t(order.size()) - at;
-            const int64_t count = std::min<int64_t>(layout.sequences, left);
-            const Group<S, Real> group(problem, layout, &order[std::size_t(at)], count);
-            body(group, workers[std::size_t(worker)]);
+        const int64_t all = full.size + last.size, threads = std::min<int64_t>(std::max(problem.threads, 1), all);
+        parallel_for(all, int(threads), [&](int64_t n, int) {
+            Groups<S, Real>& groups = n < full.size ? full : last;
+            const int64_t k = n < full.size ? n : n - full.size;
+            body(groups[k], groups.workers[std::size_t(k % threads)]);
         });
+    }
+    template <class Body>
+    void for_workers(Body body) {
+        for (Worker<S, Real>& worker : full.workers) body(worker);
+        for (Worker<S, Real>& worker : last.workers) body(worker);
     }
 
 private:
@@ -741,12 +768,13 @@ private:
     }
 
     // Sequences are in the lanes up to so many vectors of states: sums over them are slower than products.
-    Layout<Real> choose(int64_t vectors) const {
+    Layout<Real> choose(int64_t number) const {
         constexpr int lanes = lanes_of<Real>;
-        const int64_t count = int64_t(order.size()), threads = std::max(problem.threads, 1), states = problem.states;
+        const int64_t threads = std::max(problem.threads, 1), states = problem.states;
+        const int64_t vectors = problem.tape ? 3 : 5;
         if (problem.transition_batch) return {states, false, 1};
-        if (count >= lanes && states < vectors * lanes) return {states, true, count > lanes * threads ? 2 : 1};
-        return {states, false, count > 2 * threads ? 4 : 1};
+        if (number >= lanes && states < vectors * lanes) return {states, true, number > lanes * threads ? 2 : 1};
+        return {states, false, number > 2 * threads ? 4 : 1};
     }
 };
 
@@ -788,7 +816,7 @@ void sweep_back(const ScoresProblem<S>& problem, const S* seed, const Scores<con
         worker.add_ends(group, out);
         if (problem.transition_batch) worker.deliver_transitions(group.b[0] * problem.transition_batch, out);
     });
-    for (Worker<S, Real>& worker : plan.workers) worker.deliver(out);
+    plan.for_workers([&](Worker<S, Real>& worker) { worker.deliver(out); });
 }
 // The sequences of each precision.
 template <class S>
