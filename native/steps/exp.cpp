@@ -771,9 +771,9 @@ private:
     Layout<Real> choose(int64_t number) const {
         constexpr int lanes = lanes_of<Real>;
         const int64_t threads = std::max(problem.threads, 1), states = problem.states;
-        const int64_t vectors = problem.tape ? 3 : 5;
+        const int64_t vectors = problem.tape ? 3 : 5, padded = (states + lanes - 1) / lanes * lanes;
         if (problem.transition_batch) return {states, false, 1};
-        if (number >= lanes && states < vectors * lanes) return {states, true, number > lanes * threads ? 2 : 1};
+        if (number * padded >= lanes * states && states < vectors * lanes) return {states, true, number > lanes * threads ? 2 : 1};
         return {states, false, number > 2 * threads ? 4 : 1};
     }
 };
