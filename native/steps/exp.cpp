@@ -213,11 +213,11 @@ struct Worker {
           blocks(zeros<Real>(count * size)),
           start(zeros<Real>(in.states)),
           end(zeros<Real>(in.states)),
-          plain(zeros<Real>(in.padded * in.padded)) {
+          plain(zeros<Real>(in.outer_size())) {
         if (!z) return;
         tangents = scratch<Real>(visits * in.stride);
         means = scratch<Real>(visits * in.stride);
-        rest = zeros<Real>(in.padded * in.padded);
+        rest = zeros<Real>(in.outer_size());
     }
 
     Real* block(int k) const { return blocks.get() + k * size; }
@@ -264,17 +264,17 @@ struct Worker {
 
     // transitions += W ∘ (rest + z ∘ plain); without z, W ∘ plain.
     void deliver_transitions(int64_t matrix, const Scores<S>& out) {
-        const int64_t states = layout.states, square = layout.padded * layout.padded;
+        const int64_t states = layout.states;
         for (int64_t i = 0; i < states; ++i) {
-            const int64_t first = i * layout.padded, to = matrix + i * states;
+            const int64_t to = matrix + i * states;
             for (int64_t p = 0; p < states; ++p) {
-                const Real weight = weights.rows[first + p], sum = plain[first + p];
-                const Real part = z ? rest[first + p] + Real(z->transitions[to + p]) * sum : sum;
+                const Real weight = weights.rows[i * layout.padded + p], sum = layout.outer(plain.get(), i, p);
+                const Real part = z ? layout.outer(rest.get(), i, p) + Real(z->transitions[to + p]) * sum : sum;
                 out.transitions[to + p] += weight > 0 ? S(weight * part) : S(0);
             }
         }
-        std::fill_n(plain.get(), square, Real(0));
-        if (z) std::fill_n(rest.get(), square, Real(0));
+        std::fill_n(plain.get(), layout.outer_size(), Real(0));
+        if (z) std::fill_n(rest.get(), layout.outer_size(), Real(0));
     }
     // The sums, to what the batch shares.
     void deliver(const Scores<S>& out) {

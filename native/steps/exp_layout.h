@@ -91,6 +91,7 @@ struct Layout {
     bool across;
     int rows, sequences;
     int64_t width, gap, row_stride, stride;  // a row is `width` vectors, `gap` apart
+    int64_t outer_row;                       // of what add_outer adds to
     int64_t depth, band;                     // steps that are read, swept and written at a time; vectors of a tile
     Vec<S> low;                              // added to the last vector: −∞ past the last state, and 0 at states
 
@@ -104,6 +105,7 @@ struct Layout {
           gap(across ? number * lanes : lanes),
           row_stride(across ? lanes : padded + apart),
           stride(across ? count * gap : number * row_stride),
+          outer_row(across ? (count + wide - 1) / wide * wide * lanes : padded),
           depth(32 / number),
           band(number == 1 ? even_part(width, 4) : even_part(width, 3)) {
         for (int l = 0; l < lanes; ++l) low[l] = across || padded - lanes + l < states ? S(0) : -infinity<S>;
@@ -154,8 +156,8 @@ struct Layout {
         }
     }
 
-    // to[i, p] += Σ left[i] right[p] over steps and sequences, in padded rows. Padding past the last state is read,
-    // too.
+    // to[i, p] += Σ left[i] right[p] over steps and sequences, in padded rows of numbers, or of vectors whose lanes are
+    // still to be added (outer). Padding past the last state is read, too.
     __attribute__((noinline)) void add_outer(const S* left, const S* right, int64_t steps, S* to) const {
         if (across) return add_outer_across(left, right, steps, to);
         const int64_t most = even_part(width, 3);
@@ -163,12 +165,19 @@ struct Layout {
             const TileProduct<S> tile = tiles_of_four<S>[std::min(most, width - v) - 1];
             for (int64_t i = 0; i < states; i += 4) {
                 const ProductTerm<S> term{left + i, 1, row_stride, right + v * lanes, lanes, row_stride, steps * rows};
-                tile(&term, 1, to + i * padded + v * lanes, padded, true);
+                tile(&term, 1, to + i * outer_row + v * lanes, outer_row, true);
             }
         }
     }
+    // The numbers that add_outer adds to, and the sum for [i, p].
+    int64_t outer_size() const { return (states + tall - 1) / tall * tall * outer_row; }
+    S outer(const S* sums, int64_t i, int64_t p) const {
+        return across ? sum_lanes<S>(load<S>(sums + i * outer_row + p * lanes))[0] : sums[i * outer_row + p];
+    }
 
 private:
+    static constexpr int tall = 4, wide = 2;  // the vectors of a tile of an outer product
+
     // Of `whole` in parts of at most `most`, nearly equal.
     static int64_t even_part(int64_t whole, int64_t most) {
         const int64_t parts = (whole + most - 1) / most;
@@ -176,20 +185,14 @@ private:
     }
 
     void add_outer_across(const S* left, const S* right, int64_t steps, S* to) const {
-        constexpr int tall = 4, wide = 2;
         for (int64_t i = 0; i < states; i += tall) {
             for (int64_t p = 0; p < states; p += wide) {
                 ProductTerm<S> terms[most_rows];
-                alignas(32) S sums[tall * wide * lanes];
                 for (int r = 0; r < rows; ++r) {
                     const S *x = left + i * gap + r * lanes, *y = right + p * gap + r * lanes;
                     terms[r] = {x, gap, stride, y, gap, stride, steps};
                 }
-                tile<tall, wide, S, Vec<S>>(terms, rows, sums, wide * lanes, false);
-                for (int64_t k = 0; k < tall * wide; ++k) {
-                    const int64_t g = i + k / wide, v = p + k % wide;
-                    if (g < states && v < states) to[g * padded + v] += sum_lanes<S>(load<S>(sums + k * lanes))[0];
-                }
+                tile<tall, wide, S, Vec<S>>(terms, rows, to + i * outer_row + p * lanes, outer_row, true);
             }
         }
     }
