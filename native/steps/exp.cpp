@@ -131,13 +131,13 @@ __attribute__((noinline)) Vec<S> exponentiate(const Layout<S>& layout, S* __rest
                                               Ints<S>& bad) {
     const int64_t end = layout.width * layout.gap, gap = layout.gap;
     Vec<S> top = broadcast(std::numeric_limits<S>::lowest());
-    Ints<S> wrong{};
+    Ints<S> good = ~Ints<S>{};
     for (int64_t at = 0; at < end; at += gap) {
         const Vec<S> x = load<S>(row + at);
-        wrong |= ~(x < infinity<S>);
+        good &= x < infinity<S>;
         top = greater<S>(top, x);
     }
-    bad |= wrong;
+    bad |= ~good;
     top = layout.greatest(top);
     const Vec<S> tiny = broadcast(std::numeric_limits<S>::min());
     for (int64_t at = 0; at < end; at += gap) {
