@@ -349,8 +349,10 @@ public:
             pace.spend(layout.depth * layout.stride * group.problem.states);
             const int64_t steps = std::min(layout.depth, group.longest - n);
             group.read(problem.scores.emissions, group.visits, n, steps, layout.low, factors);
-            for (int64_t k = 0; k < steps; ++k) weigh(k, n + k == 0 ? a : weights.shift.get());
-            for (int64_t k = 0; k < steps; ++k) step(n + k, k);
+            for (int64_t k = 0; k < steps; ++k) {
+                weigh(k, n + k == 0 ? a : weights.shift.get());
+                step(n + k, k);
+            }
             if (tape) {
                 group.write(a + stride, n, steps, 0, reinterpret_cast<Real*>(tape));
                 if (group.keeps_sums()) group.write(s, n, steps, 1, reinterpret_cast<Real*>(tape));

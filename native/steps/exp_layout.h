@@ -25,7 +25,8 @@ struct ProductTerm {
 // Of G numbers, or vectors X, and V vectors the sum of the terms, which is stored in, or added to, rows that are `row`
 // apart.
 template <int G, int V, class S, class X = S>
-__attribute__((noinline)) void tile(const ProductTerm<S>* terms, int count, S* __restrict to, int64_t row, bool adds) {
+__attribute__((always_inline)) inline void sum_tile(const ProductTerm<S>* terms, int count, S* __restrict to,
+                                                    int64_t row, bool adds) {
     // Several sums side by side, since an addition waits for the one before.
     constexpr int lanes = lanes_of<S>, parts = G * V > 6 ? 1 : G * V > 3 ? 2 : 4;
     Vec<S> sum[parts][G][V];
@@ -70,6 +71,11 @@ __attribute__((noinline)) void tile(const ProductTerm<S>* terms, int count, S* _
             store<S>(at, adds ? load<S>(at) + sum[0][g][v] : sum[0][g][v]);
         }
     }
+}
+
+template <int G, int V, class S>
+__attribute__((noinline)) void tile(const ProductTerm<S>* terms, int count, S* __restrict to, int64_t row, bool adds) {
+    sum_tile<G, V, S>(terms, count, to, row, adds);
 }
 
 template <class S>
@@ -192,7 +198,7 @@ private:
                     const S *x = left + i * gap + r * lanes, *y = right + p * gap + r * lanes;
                     terms[r] = {x, gap, stride, y, gap, stride, steps};
                 }
-                tile<tall, wide, S, Vec<S>>(terms, rows, to + i * outer_row + p * lanes, outer_row, true);
+                sum_tile<tall, wide, S, Vec<S>>(terms, rows, to + i * outer_row + p * lanes, outer_row, true);
             }
         }
     }
@@ -234,27 +240,42 @@ struct Factor {
     const S* step;
 };
 
+// The sum of the products, with the transposed matrices if `back`: of G states at a time, where V rows of sequences are
+// in the lanes.
+template <int G, int V, class S>
+__attribute__((noinline)) void multiply_across(const Layout<S>& layout, const Factor<S>* factors, int count, bool back,
+                                               S* to) {
+    constexpr int64_t gap = V * lanes_of<S>;
+    const int64_t states = layout.states, apart = back ? 1 : layout.padded, along = back ? layout.padded : 1;
+    for (int64_t n = 0; n < states; n += G) {
+        const int64_t i = std::min(n, states - G);
+        ProductTerm<S> terms[2];
+        for (int k = 0; k < count; ++k) {
+            terms[k] = {&factors[k].matrix.rows[i * apart], apart, along, factors[k].step, lanes_of<S>, gap, states};
+        }
+        sum_tile<G, V, S>(terms, count, to + i * gap, gap, false);
+    }
+}
+// By the number of states at a time and of rows.
+template <class S>
+using ProductAcross = void (*)(const Layout<S>&, const Factor<S>*, int, bool, S*);
+template <class S>
+constexpr ProductAcross<S> products_across[][2] = {{multiply_across<1, 1, S>, multiply_across<1, 2, S>},
+                                                   {multiply_across<2, 1, S>, multiply_across<2, 2, S>},
+                                                   {multiply_across<3, 1, S>, multiply_across<3, 2, S>},
+                                                   {multiply_across<4, 1, S>, multiply_across<4, 2, S>}};
+
 // The sum of the products, with the transposed matrices if `back`.
 template <class S>
 __attribute__((noinline)) void multiply(const Layout<S>& layout, std::initializer_list<Factor<S>> factors, bool back,
                                         S* to) {
     constexpr int lanes = lanes_of<S>;
-    const int64_t states = layout.states, padded = layout.padded, gap = layout.gap;
-    ProductTerm<S> terms[2];
+    const int64_t states = layout.states;
     if (layout.across) {
-        const int64_t tall = states < 4 ? 1 : 4;
-        const TileProduct<S> tile = tall == 4 ? tiles_of_four<S>[layout.rows - 1] : tiles_of_one<S>[layout.rows - 1];
-        for (int64_t n = 0; n < states; n += tall) {
-            const int64_t i = std::min(n, states - tall);
-            int count = 0;
-            for (const Factor<S>& factor : factors) {
-                const S* x = &factor.matrix.rows[back ? i : i * padded];
-                terms[count++] = {x, back ? 1 : padded, back ? padded : 1, factor.step, lanes, gap, states};
-            }
-            tile(terms, count, to + i * gap, gap, false);
-        }
-        return;
+        const auto product = products_across<S>[std::min<int64_t>(states, 4) - 1][layout.rows - 1];
+        return product(layout, factors.begin(), int(factors.size()), back, to);
     }
+    ProductTerm<S> terms[2];
     const TileProduct<S>* tiles = layout.rows == 1 ? tiles_of_one<S> : tiles_of_four<S>;
     for (int64_t v = 0; v < layout.width; v += layout.band) {
         const int64_t wide = std::min(layout.band, layout.width - v);
