@@ -775,7 +775,9 @@ private:
         const int64_t threads = std::max(problem.threads, 1), states = problem.states;
         const int64_t vectors = problem.tape ? 3 : 5, padded = (states + lanes - 1) / lanes * lanes;
         if (problem.transition_batch) return {states, false, 1};
-        if (number * padded >= lanes * states && states < vectors * lanes) return {states, true, number > lanes * threads ? 2 : 1};
+        if (number * padded >= lanes * states && states < vectors * lanes) {
+            return {states, true, number > lanes * threads ? 2 : 1};
+        }
         return {states, false, number > 2 * threads ? 4 : 1};
     }
 };
