@@ -48,7 +48,7 @@ def threads(request):
 
 
 # Sizes around the block sizes of the layouts: 1, 4, the number of lanes, and four times that.
-@pytest.mark.parametrize("states", [1, 2, 9, 17])
+@pytest.mark.parametrize("states", [1, 2, 3, 9, 17])
 @pytest.mark.parametrize("batch", [1, 4, 5, 8, 9, 34, 70])
 def test_every_layout(batch, states, threads):
     assert_agree(scores(batch, 11, states))
