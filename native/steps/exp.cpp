@@ -26,6 +26,11 @@ constexpr S least = sizeof(S) == 4 ? S(1e-28) : S(1e-280);
 // none.
 template <class S>
 constexpr S least_weight = sizeof(S) == 4 ? S(1e-9) : S(1e-20);
+// If every weight w is at least this, a state that has too little to be represented never matters. The greatest of a
+// step is at least w, so the state has at most ε/w of it, with ε the least positive number. What follows the state is
+// at most 1/w of what follows any other state, whatever the emissions. So its part of the value is at most ε/w².
+template <class S>
+constexpr S least_dense = sizeof(S) == 4 ? S(1e-12) : S(1e-140);
 
 // Up to this number of states, backward computes s again from a: faster than to write s to the tape and read it.
 constexpr int64_t most_states_to_sum = 16;
@@ -154,6 +159,7 @@ struct Weights : PackedMatrix<S> {
     Array<S> shift;
     S base = 0;
     bool is_moderate = true;  // no weight of an edge is very small
+    bool is_dense = true;     // all states have edges that are not nearly closed: `least_dense`
 
     explicit Weights(const Layout<S>& of) : PackedMatrix<S>(of), shift(filled<S>(of.stride, -infinity<S>)) {}
 
@@ -164,7 +170,8 @@ struct Weights : PackedMatrix<S> {
         const Layout<S>& layout = this->layout;
         const Layout<S> line(layout.states, false, 1);
         const Array<S> greatest = scratch<S>(layout.states), zero = zeros<S>(layout.padded);
-        Ints<S> bad{}, small{};
+        const Vec<S> padding = line.low < S(0) ? broadcast(S(1)) : Vec<S>{};
+        Ints<S> bad{}, small{}, thin{};
         base = none;
         for (int64_t i = 0; i < layout.states; ++i) {
             const T* from = transitions + i * layout.states;
@@ -174,6 +181,7 @@ struct Weights : PackedMatrix<S> {
             for (int64_t v = 0; v < line.width; ++v) {
                 const Vec<S> weight = load<S>(row + v * line.gap);
                 small |= (weight > S(0)) & (weight < least_weight<S>);
+                thin |= (v + 1 < line.width ? weight : weight + padding) < least_dense<S>;
             }
             base = std::max(greatest[i], base);
         }
@@ -183,6 +191,7 @@ struct Weights : PackedMatrix<S> {
             for (int l = 0; l < layout.sequences; ++l) shift[layout.place(l, i)] = relative;
         }
         is_moderate = !any(small);
+        is_dense = !any(thin);
         return !any(bad);
     }
 };
@@ -335,6 +344,7 @@ class ExpForward {
     Vec<Real> end_top[most_rows];
     Vec<Real> scale[most_rows];  // the power of two that brings the greatest of the last a to 1
     Ints<Real> lost[most_rows] = {}, bad = {};
+    bool has_closed_ends = false;
     Vec<Real> padding = layout.low < Real(0) ? broadcast(Real(1)) : Vec<Real>{};
 
 public:
@@ -387,6 +397,10 @@ private:
         for (int r = 0; r < layout.rows; ++r) {
             offset[r].add(exponentiate<Real>(layout, a + r * row, nullptr, bad));
             end_top[r] = exponentiate<Real>(layout, ends + r * row, factors + r * row, bad);
+            for (int64_t v = 0; v < layout.width; ++v) {
+                const Vec<Real> end = load<Real>(ends + r * row + v * layout.gap);
+                has_closed_ends |= any((v + 1 < layout.width ? end : end + padding) < least_dense<Real>);
+            }
             scale[r] = broadcast(Real(1));
         }
     }
@@ -410,8 +424,9 @@ private:
             Vec<Real> greatest;
             const Vec<Real> lowest =
                 scale_row(layout, given + at, through + at, scale[r], padding, after + at, greatest);
-            if (any(lowest < least<Real>)) check(r, given + at, through + at, after + at);
             const Ints<Real> ends_here = group.lengths[r] == Ints<Real>{} + Int(n + 1);
+            const bool may_matter = !weights.is_dense || (has_closed_ends && any(ends_here));
+            if (may_matter && any(lowest < least<Real>)) check(r, given + at, through + at, after + at);
             if (any(ends_here)) finish(n, r, after + at);
             const Bits power = bits<Bits>(layout.greatest(greatest)) >> F::mantissa;
             scale[r] = bits<Vec<Real>>((Int(2 * F::bias) - power) << F::mantissa);

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 EMPTY = 1e-8
 """A state with fewer expected steps than this is empty: its parameters cannot be estimated."""
+_LEAST = 1e-130
+"""The smallest positive probability. The kernels of chains need more time if a probability is smaller or 0."""
 
 
 class CustomEmissions(Protocol):
@@ -135,12 +137,14 @@ def keep_empty(new: Tensor, old: Tensor, is_empty: Tensor) -> Tensor:
 def normalized(counts: Tensor, concentration: Any, old: Tensor) -> Tensor:
     """Return the most probable rows of probabilities for counts and a Dirichlet prior.
 
-    A row without counts keeps its old probabilities. Entries that are 0 stay 0.
+    A row without counts keeps its old probabilities. Entries that are 0 stay 0, and positive entries stay positive,
+    although their counts can underflow.
     """
     if isinstance(concentration, Tensor) or concentration != 1:
         counts = counts + (torch.as_tensor(concentration, dtype=counts.dtype) - 1) * (old > 0)
     total = counts.sum(-1, keepdim=True)
-    return torch.where(total > EMPTY, counts / total.clamp(min=EMPTY), old)
+    new = (counts / total.clamp(min=EMPTY)).clamp(min=_LEAST) * (old > 0)
+    return torch.where(total > EMPTY, new, old)
 
 
 def log_dirichlet(probabilities: Tensor, concentration: Any) -> float:
