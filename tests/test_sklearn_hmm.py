@@ -74,6 +74,13 @@ def test_nan_at_the_end_of_a_list_is_missing() -> None:
     assert len(quick().fit(list(X)).predict(list(X))[1]) == 80
 
 
+def test_large_integers_are_exact() -> None:
+    X = np.array([[1, 5, 1, 5, 9, 9, 9, 1], [1, 1, 1, 5, 5, 9, 9, 9]])
+    means = quick().fit(X).means_
+    for other in (list(X + 2**30), (X + 2**30)[..., None]):
+        np.testing.assert_allclose(quick().fit(other).means_ - 2**30, means, atol=1e-6)
+
+
 def test_arguments_are_not_changed() -> None:
     X, y = list(regimes()), [np.full(80, -1) for _ in range(4)]
     means, transmat = np.array([[0.0], [6.0]]), np.array([[0.9, 0.1], [0.1, 0.9]])

@@ -29,7 +29,7 @@ from bellmax.markov.starts import assign, emissions_of, initial_emissions, initi
 from bellmax.names import answers_near_misses
 from bellmax.regularizers import Regularizer, resolve
 from bellmax.series.collections import Collection
-from bellmax.sklearn.base import CollectionEstimator
+from bellmax.sklearn.base import CollectionEstimator, Series
 from bellmax.structures.semi_markov import SemiMarkov
 
 _FAMILIES = "gaussian", "categorical", "poisson"
@@ -409,7 +409,7 @@ class HMM(CollectionEstimator):
     # --- checks
 
     def _read_data(self, X: Collection, y: Any, *, reset: bool) -> Data:
-        series = [x.double() for x in self._read(X, reset=reset)]
+        series = self._read(X, reset=reset)
         for k, x in enumerate(series):
             if not reset and self.emissions == "categorical":
                 check_symbols(f"X[{k}]", x, self.emissionprob_.shape[1])
@@ -421,12 +421,15 @@ class HMM(CollectionEstimator):
             y = None
         return Data(series, None if y is None else read_labels(y, [len(x) for x in series], self.n_states))
 
+    def _as_floating(self, series: Series) -> Series:
+        return [x.double() for x in series]
+
     def _check_values(self, name: str, x: Tensor) -> None:
         if bool(x.isinf().any()):
             step = int(x.isinf().any(1).nonzero()[0])
             raise ValueError(f"{name} must be finite, or NaN where a value is missing, got inf at step {step}")
         if isinstance(self.emissions, str):
-            _KINDS[self.emissions].check(name, x.double())
+            _KINDS[self.emissions].check(name, x)
 
     def _check_amount(self, data: Data) -> None:
         """Raise ``ValueError`` if there are fewer steps with a value than states."""
