@@ -177,6 +177,32 @@ def test_an_interrupt_keeps_the_parameters() -> None:
     assert model.emissions_.means[1] > 5.5
 
 
+class SharedCalls(Interrupting):
+    """Emissions whose copies count calls together, so that a later run of EM is interrupted."""
+
+    total = 0
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        type(self).total += 1
+        if type(self).total == 4:
+            raise KeyboardInterrupt
+        return -(x - self.means).square() / 2
+
+
+def test_an_interrupt_of_a_later_run_keeps_the_best_run() -> None:
+    SharedCalls.total = 0
+    with pytest.warns(UserWarning, match="fit was interrupted: the parameters of iteration 3 are kept"):
+        model = quick(emissions=SharedCalls(), n_init=2, max_iter=3).fit(regimes())
+    assert model.n_iter_ == 3
+
+
+def test_an_interrupt_of_the_first_iteration_is_raised() -> None:
+    emissions = Interrupting()
+    emissions.calls = 2
+    with pytest.raises(KeyboardInterrupt):
+        quick(emissions=emissions).fit(regimes())
+
+
 # --- custom emissions
 
 
@@ -191,6 +217,27 @@ class Normal:
 
     def m_step(self, x: Tensor, weights: Tensor) -> None:
         self.means = (weights * x).sum(0) / weights.sum(0)
+
+
+class OneState(Normal):
+    """Normal emissions. In all copies but the first, the second state is impossible."""
+
+    def __deepcopy__(self, memo: Any) -> OneState:
+        copy, self.copies = OneState(), getattr(self, "copies", 0) + 1
+        if self.copies > 1:
+            copy.means = torch.tensor([0.0, torch.inf], dtype=torch.float64)
+        return copy
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        return -(x - self.means).square() / 2
+
+    def m_step(self, x: Tensor, weights: Tensor) -> None:
+        pass
+
+
+def test_warnings_are_about_the_best_run() -> None:
+    model = quick(emissions=OneState(), n_init=2).fit(regimes())  # raises if a state of the other run is reported
+    assert model.emissions_.means[1] == 5
 
 
 def test_custom_emissions_are_fitted_on_a_copy() -> None:

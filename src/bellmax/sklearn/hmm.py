@@ -142,8 +142,8 @@ class HMM(CollectionEstimator):
     def fit(self, X: Collection, y: Any = None) -> HMM:
         """Estimate the parameters.
 
-        If you interrupt ``fit`` with Ctrl+C, it warns and keeps the parameters of the last iteration. To resume, pass
-        them as ``init``.
+        If you interrupt ``fit`` with Ctrl+C after the first iteration, it warns and keeps the parameters of the last
+        iteration, or of a better run. To resume, pass them as ``init``.
 
         Args:
             X: The series.
@@ -165,9 +165,11 @@ class HMM(CollectionEstimator):
                 if result.interrupted:
                     break
         assert best is not None
+        if result.interrupted and not best.objectives:
+            raise KeyboardInterrupt
         self._data = data
         self._store(best)
-        self._warn(result)
+        self._warn(best, result.interrupted)
         return self
 
     def _run(self, base: Family | None, data: Data, rng: Any, run: int) -> Fit:
@@ -235,9 +237,9 @@ class HMM(CollectionEstimator):
         self.objectives_ = np.array(result.objectives)
         self.n_iter_, self.converged_ = len(result.objectives), result.converged
 
-    def _warn(self, result: Fit) -> None:
-        """Warn about the last run."""
-        if result.interrupted:
+    def _warn(self, result: Fit, is_interrupted: bool) -> None:
+        """Warn about the best run, and about an interrupt."""
+        if is_interrupted:
             warnings.warn(
                 f"fit was interrupted: the parameters of iteration {len(result.objectives)} are kept", stacklevel=3
             )
