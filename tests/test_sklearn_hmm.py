@@ -39,6 +39,21 @@ def quick(**options: Any) -> HMM:
     return HMM(**({"n_states": 2, "max_iter": 10, "tol": None, "random_state": 0} | options))
 
 
+def test_the_scale_matrix_of_a_prior_is_a_covariance() -> None:
+    X = [np.random.default_rng(0).normal(size=(50, 2))]
+    scale = np.array([[2.0, -1.0], [-1.0, 1.0]])
+    for covariance in ("full", "tied"):
+        model = quick(n_states=1, covariance=covariance, priors={"covars": scale}).fit(X)
+        expected = (50 * np.cov(X[0].T, bias=True) + scale) / 50
+        np.testing.assert_allclose(model.covars_.reshape(2, 2), expected, rtol=1e-9)
+        for wrong, message in (
+            (scale[0], r"must be a number or broadcast to shape"),
+            (np.array([[1.0, 0.5], [0.0, 1.0]]), "must be symmetric, got entries that differ by 0.5"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                quick(n_states=1, covariance=covariance, priors={"covars": abs(wrong)}).fit(X)
+
+
 # --- containers
 
 
@@ -315,6 +330,20 @@ CHAIN = {"startprob": [0.5, 0.5], "transmat": [[0.5, 0.5], [0.5, 0.5]]}
         ({"init": {"covars": [[[1.0]], [[-1.0]]]}}, r"init\['covars'\] must be positive definite"),
         ({"init": {"covars": [1.0, 0.0]}, "covariance": "spherical"}, r"init\['covars'\] must be positive definite"),
         ({"init": CHAIN, "max_duration": 3}, r"init\['transmat'\] must be 0 on the diagonal with max_duration"),
+        ({"tol": "small"}, "tol must be at least 0, or None, got 'small'"),
+        ({"variance_floor": np.inf}, "variance_floor must be greater than 0 and finite, got inf"),
+        ({"init": "kmeans"}, "init must map names of parameters to numbers or arrays, or be None, got 'kmeans'"),
+        ({"priors": [2.0]}, "priors must map names of parameters to numbers or arrays, or be None"),
+        ({"init": {"means": "kmeans"}}, r"init\['means'\] must be a number or an array of numbers, got 'kmeans'"),
+        (
+            {"init": {"means": [[0.0], [1.0, 2.0]]}},
+            r"init\['means'\] must be a number or an array of numbers, got \[\[",
+        ),
+        ({"priors": {"means": "zero"}}, r"priors\['means'\] must be a number or an array of numbers, got 'zero'"),
+        ({"init": {"transmat": [[0.9, 0.2], [0.5, 0.5]]}}, "in each row, got the sum 1.1 in row 0"),
+        ({"priors": {"covars": [1.0]}}, r"priors\['covars'\] must be a number or broadcast to shape \(2, 1, 1\)"),
+        ({"priors": {"covars": [[-1.0]]}}, r"priors\['covars'\] must be positive semidefinite, .* eigenvalue -1"),
+        ({"priors": {"covars": -1.0}}, r"priors\['covars'\] must be at least 0, got -1.0"),
         ({"init": {"lambdas": [[1.0], [-1.0]]}, "emissions": "poisson"}, r"init\['lambdas'\] must be at least 0"),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from bellmax.inputs import check_choice
-from bellmax.markov.checks import check_init, check_priors, read_labels
+from bellmax.markov.checks import check_init, check_priors, read_labels, read_numbers
 from bellmax.markov.data import Data
 from bellmax.markov.em import Fit, fit
 from bellmax.markov.emissions import Categorical, Emissions, Family, Poisson, check_symbols, draw_from_rows
@@ -214,7 +214,7 @@ class HMM(CollectionEstimator):
         options = self.covariance, self.n_states, data, self.priors or {}, self.variance_floor
         family = emissions_of(self.emissions, *options)
         if isinstance(family, Categorical) and "emissionprob" in (self.init or {}):
-            table = torch.as_tensor(np.array(self.init["emissionprob"], dtype=np.float64))
+            table = torch.as_tensor(read_numbers("init['emissionprob']", self.init["emissionprob"]))
             if table.ndim == 2 and table.shape[1] > family.parameters["emissionprob"].shape[1]:
                 family = family.with_parameters({"emissionprob": torch.full_like(table, 1 / table.shape[1])})
         self._check_init_and_priors(family)
@@ -460,10 +460,14 @@ class HMM(CollectionEstimator):
             if not isinstance(value, Integral) or value < bound:
                 reason = " with max_duration" if bound == 2 else ""
                 raise ValueError(f"{name} must be an integer of at least {bound}{reason}, got {value!r}")
-        if self.tol is not None and not self.tol >= 0:
+        if self.tol is not None and not (isinstance(self.tol, Real) and self.tol >= 0):
             raise ValueError(f"tol must be at least 0, or None, got {self.tol!r}")
-        if not self.variance_floor > 0:
-            raise ValueError(f"variance_floor must be greater than 0, got {self.variance_floor!r}")
+        if not (isinstance(self.variance_floor, Real) and 0 < self.variance_floor < np.inf):
+            raise ValueError(f"variance_floor must be greater than 0 and finite, got {self.variance_floor!r}")
+        for name in ("priors", "init"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, Mapping):
+                raise ValueError(f"{name} must map names of parameters to numbers or arrays, or be None, got {value!r}")
 
     def _check_init_and_priors(self, family: Family | None) -> None:
         """Check ``init`` and ``priors``, whose shapes depend on the data."""
@@ -475,8 +479,9 @@ class HMM(CollectionEstimator):
         if family is not None:
             shapes |= {name: tuple(p.shape) for name, p in family.parameters.items()}
             prior_shapes |= family.prior_shapes
-        check_init(self.init or {}, shapes, self.max_duration is not None, self.covariance in ("full", "tied"))
-        check_priors(self.priors or {}, prior_shapes)
+        has_matrices = self.covariance in ("full", "tied")
+        check_init(self.init or {}, shapes, self.max_duration is not None, has_matrices)
+        check_priors(self.priors or {}, prior_shapes, has_matrices)
 
 
 def _are_scalars(y: Any) -> bool:
