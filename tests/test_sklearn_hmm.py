@@ -147,6 +147,20 @@ def test_labels_of_series_are_ignored_with_a_warning() -> None:
         np.testing.assert_array_equal(model.means_, quick().fit(X).means_)
 
 
+def test_one_series_in_place_of_a_collection_warns() -> None:
+    column = regimes()[0][:, None]
+    with pytest.warns(UserWarning, match=r"all series of X have one step, .* if X is one series, pass \[X\]"):
+        quick(max_iter=1).fit(column)
+    quick(max_iter=1).fit([column])
+
+
+def test_a_model_with_parameters_but_no_fit_is_not_fitted() -> None:
+    model = HMM(2)
+    model.transmat_ = np.full((2, 2), 0.5)
+    with pytest.raises(NotFittedError):
+        model.predict(regimes())
+
+
 # --- progress
 
 
@@ -155,6 +169,8 @@ def test_progress_is_printed_if_verbose(capsys: pytest.CaptureFixture[str]) -> N
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("iteration 0: log-likelihood -")
     assert "(+" in second
+    quick(verbose=1, max_iter=1, priors={"transmat": 2.0}).fit(regimes())
+    assert capsys.readouterr().out.startswith("iteration 0: log-likelihood with priors -")
     quick(max_iter=2).fit(regimes())
     assert not capsys.readouterr().out
 

@@ -54,7 +54,8 @@ class HMM(CollectionEstimator):
 
     In each step, the model is in one of S hidden states. The next state depends on the current state only, and the
     observation of a step depends on the state of the step only. ``X`` is a collection of series, as for all estimators
-    of :mod:`bellmax.sklearn`: an array (n, time) or (n, time, features), or a list of series of any lengths.
+    of :mod:`bellmax.sklearn`: an array (n, time) or (n, time, features), or a list of series of any lengths. For one
+    series x, (time,) or (time, features), pass ``[x]``.
 
     Observations can be missing: pass NaN. In an array, NaN at the end of a series is padding, which means that the
     series is shorter. In a list, all NaN are missing values. All computations use float64 on the CPU.
@@ -78,6 +79,7 @@ class HMM(CollectionEstimator):
             gamma prior: the former are added to the sums in the M-step, the weights to the numbers of steps.
         init: Initial parameters by name, such as ``{"means": [[0.0], [5.0]]}``. The names are the names of the fitted
             attributes without the underscore. ``fit`` chooses the other parameters by k-means clustering of the steps.
+            To use known parameters without EM, pass all of them, and ``max_iter=0``.
         n_init: The number of runs of EM from different initial parameters, default 1. The best run is used.
         max_iter: The maximum number of iterations, default 100.
         tol: The tolerance, default 1e-6: EM stops if an iteration increases the log-likelihood by less than ``tol`` per
@@ -85,8 +87,8 @@ class HMM(CollectionEstimator):
         variance_floor: The smallest variance of Gaussian emissions, relative to the variance of each feature in the
             data. Default 1e-6. It keeps the likelihood bounded.
         n_jobs: The number of threads. None (the default) for torch's setting, −1 for all processors.
-        random_state: A seed or a NumPy generator, for the initial parameters.
-        verbose: If nonzero, print the log-likelihood of each iteration. Default 0.
+        random_state: A seed or a ``numpy.random.RandomState``, for the initial parameters.
+        verbose: If nonzero, print the log-likelihood, with the logarithm of the priors, of each iteration. Default 0.
 
     Attributes:
         startprob_: The probability of each state at the first step, (S,).
@@ -154,6 +156,11 @@ class HMM(CollectionEstimator):
         self._check_parameters()
         data = self._read_data(X, y, reset=True)
         self._check_amount(data)
+        if len(data.lengths) > 1 and max(data.lengths) == 1:
+            warnings.warn(
+                "all series of X have one step, so the transitions cannot be estimated: if X is one series, pass [X]",
+                stacklevel=2,
+            )
         rng = check_random_state(self.random_state)
         best: Fit | None = None
         with self._threads():
@@ -175,11 +182,12 @@ class HMM(CollectionEstimator):
     def _run(self, base: Family | None, data: Data, rng: Any, run: int) -> Fit:
         process, emissions = self._start(base, data, rng)
         prefix = f"run {run}, " if self.n_init > 1 else ""
+        name = "log-likelihood with priors" if self.priors else "log-likelihood"
 
         def report(iteration: int, objective: float, increase: float | None) -> None:
             if self.verbose:
                 change = "" if increase is None else f" ({increase:+.3g})"
-                print(f"{prefix}iteration {iteration}: log-likelihood {objective:.8g}{change}")
+                print(f"{prefix}iteration {iteration}: {name} {objective:.8g}{change}")
 
         return fit(process, emissions, data, self.max_iter, self.tol, report)
 
@@ -342,7 +350,7 @@ class HMM(CollectionEstimator):
 
         Args:
             n_steps: The number of steps T, default 1.
-            random_state: A seed or a NumPy generator, default the parameter ``random_state`` of the model.
+            random_state: A seed or a ``numpy.random.RandomState``, default the parameter ``random_state`` of the model.
 
         """
         if not isinstance(n_steps, Integral) or n_steps < 1:
@@ -391,7 +399,7 @@ class HMM(CollectionEstimator):
 
     def _model(self) -> tuple[Process, Emissions]:
         """Return the model with the parameters of the attributes."""
-        check_is_fitted(self, "transmat_")
+        check_is_fitted(self, "n_iter_")
         hidden = {name: torch.as_tensor(getattr(self, f"{name}_")) for name in self._process_names}
         process = Process(hidden, self.priors or {})
         if not isinstance(self.emissions, str):
