@@ -468,9 +468,9 @@ class HMM(CollectionEstimator):
             if not isinstance(value, Integral) or value < bound:
                 reason = " with max_duration" if bound == 2 else ""
                 raise ValueError(f"{name} must be an integer of at least {bound}{reason}, got {value!r}")
-        if self.tol is not None and not (isinstance(self.tol, Real) and self.tol >= 0):
+        if self.tol is not None and not (isinstance(self.tol, Real) and float(self.tol) >= 0):
             raise ValueError(f"tol must be at least 0, or None, got {self.tol!r}")
-        if not (isinstance(self.variance_floor, Real) and 0 < self.variance_floor < np.inf):
+        if not (isinstance(self.variance_floor, Real) and 0 < float(self.variance_floor) < np.inf):
             raise ValueError(f"variance_floor must be greater than 0 and finite, got {self.variance_floor!r}")
         for name in ("priors", "init"):
             value = getattr(self, name)
