@@ -39,6 +39,21 @@ def quick(**options: Any) -> HMM:
     return HMM(**({"n_states": 2, "max_iter": 10, "tol": None, "random_state": 0} | options))
 
 
+def test_the_scale_matrix_of_a_prior_is_a_covariance() -> None:
+    X = [np.random.default_rng(0).normal(size=(50, 2))]
+    scale = np.array([[2.0, -1.0], [-1.0, 1.0]])
+    for covariance in ("full", "tied"):
+        model = quick(n_states=1, covariance=covariance, priors={"covars": scale}).fit(X)
+        expected = (50 * np.cov(X[0].T, bias=True) + scale) / 50
+        np.testing.assert_allclose(model.covars_.reshape(2, 2), expected, rtol=1e-9)
+        for wrong, message in (
+            (scale[0], r"must be a number or broadcast to shape"),
+            (np.array([[1.0, 0.5], [0.0, 1.0]]), "must be symmetric, got entries that differ by 0.5"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                quick(n_states=1, covariance=covariance, priors={"covars": abs(wrong)}).fit(X)
+
+
 # --- containers
 
 
@@ -72,6 +87,13 @@ def test_nan_at_the_end_of_a_list_is_missing() -> None:
     X = regimes()
     X[1, 60:] = np.nan
     assert len(quick().fit(list(X)).predict(list(X))[1]) == 80
+
+
+def test_large_integers_are_exact() -> None:
+    X = np.array([[1, 5, 1, 5, 9, 9, 9, 1], [1, 1, 1, 5, 5, 9, 9, 9]])
+    means = quick().fit(X).means_
+    for other in (list(X + 2**30), (X + 2**30)[..., None]):
+        np.testing.assert_allclose(quick().fit(other).means_ - 2**30, means, atol=1e-6)
 
 
 def test_arguments_are_not_changed() -> None:
@@ -125,6 +147,20 @@ def test_labels_of_series_are_ignored_with_a_warning() -> None:
         np.testing.assert_array_equal(model.means_, quick().fit(X).means_)
 
 
+def test_one_series_in_place_of_a_collection_warns() -> None:
+    column = regimes()[0][:, None]
+    with pytest.warns(UserWarning, match=r"all series of X have one step, .* if X is one series, pass \[X\]"):
+        quick(max_iter=1).fit(column)
+    quick(max_iter=1).fit([column])
+
+
+def test_a_model_with_parameters_but_no_fit_is_not_fitted() -> None:
+    model = HMM(2)
+    model.transmat_ = np.full((2, 2), 0.5)
+    with pytest.raises(NotFittedError):
+        model.predict(regimes())
+
+
 # --- progress
 
 
@@ -133,6 +169,8 @@ def test_progress_is_printed_if_verbose(capsys: pytest.CaptureFixture[str]) -> N
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("iteration 0: log-likelihood -")
     assert "(+" in second
+    quick(verbose=1, max_iter=1, priors={"transmat": 2.0}).fit(regimes())
+    assert capsys.readouterr().out.startswith("iteration 0: log-likelihood with priors -")
     quick(max_iter=2).fit(regimes())
     assert not capsys.readouterr().out
 
@@ -170,6 +208,32 @@ def test_an_interrupt_keeps_the_parameters() -> None:
     assert model.emissions_.means[1] > 5.5
 
 
+class SharedCalls(Interrupting):
+    """Emissions whose copies count calls together, so that a later run of EM is interrupted."""
+
+    total = 0
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        type(self).total += 1
+        if type(self).total == 4:
+            raise KeyboardInterrupt
+        return -(x - self.means).square() / 2
+
+
+def test_an_interrupt_of_a_later_run_keeps_the_best_run() -> None:
+    SharedCalls.total = 0
+    with pytest.warns(UserWarning, match="fit was interrupted: the parameters of iteration 3 are kept"):
+        model = quick(emissions=SharedCalls(), n_init=2, max_iter=3).fit(regimes())
+    assert model.n_iter_ == 3
+
+
+def test_an_interrupt_of_the_first_iteration_is_raised() -> None:
+    emissions = Interrupting()
+    emissions.calls = 2
+    with pytest.raises(KeyboardInterrupt):
+        quick(emissions=emissions).fit(regimes())
+
+
 # --- custom emissions
 
 
@@ -184,6 +248,27 @@ class Normal:
 
     def m_step(self, x: Tensor, weights: Tensor) -> None:
         self.means = (weights * x).sum(0) / weights.sum(0)
+
+
+class OneState(Normal):
+    """Normal emissions. In all copies but the first, the second state is impossible."""
+
+    def __deepcopy__(self, memo: Any) -> OneState:
+        copy, self.copies = OneState(), getattr(self, "copies", 0) + 1
+        if self.copies > 1:
+            copy.means = torch.tensor([0.0, torch.inf], dtype=torch.float64)
+        return copy
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        return -(x - self.means).square() / 2
+
+    def m_step(self, x: Tensor, weights: Tensor) -> None:
+        pass
+
+
+def test_warnings_are_about_the_best_run() -> None:
+    model = quick(emissions=OneState(), n_init=2).fit(regimes())  # raises if a state of the other run is reported
+    assert model.emissions_.means[1] == 5
 
 
 def test_custom_emissions_are_fitted_on_a_copy() -> None:
@@ -261,6 +346,20 @@ CHAIN = {"startprob": [0.5, 0.5], "transmat": [[0.5, 0.5], [0.5, 0.5]]}
         ({"init": {"covars": [[[1.0]], [[-1.0]]]}}, r"init\['covars'\] must be positive definite"),
         ({"init": {"covars": [1.0, 0.0]}, "covariance": "spherical"}, r"init\['covars'\] must be positive definite"),
         ({"init": CHAIN, "max_duration": 3}, r"init\['transmat'\] must be 0 on the diagonal with max_duration"),
+        ({"tol": "small"}, "tol must be at least 0, or None, got 'small'"),
+        ({"variance_floor": np.inf}, "variance_floor must be greater than 0 and finite, got inf"),
+        ({"init": "kmeans"}, "init must map names of parameters to numbers or arrays, or be None, got 'kmeans'"),
+        ({"priors": [2.0]}, "priors must map names of parameters to numbers or arrays, or be None"),
+        ({"init": {"means": "kmeans"}}, r"init\['means'\] must be a number or an array of numbers, got 'kmeans'"),
+        (
+            {"init": {"means": [[0.0], [1.0, 2.0]]}},
+            r"init\['means'\] must be a number or an array of numbers, got \[\[",
+        ),
+        ({"priors": {"means": "zero"}}, r"priors\['means'\] must be a number or an array of numbers, got 'zero'"),
+        ({"init": {"transmat": [[0.9, 0.2], [0.5, 0.5]]}}, "in each row, got the sum 1.1 in row 0"),
+        ({"priors": {"covars": [1.0]}}, r"priors\['covars'\] must be a number or broadcast to shape \(2, 1, 1\)"),
+        ({"priors": {"covars": [[-1.0]]}}, r"priors\['covars'\] must be positive semidefinite, .* eigenvalue -1"),
+        ({"priors": {"covars": -1.0}}, r"priors\['covars'\] must be at least 0, got -1.0"),
         ({"init": {"lambdas": [[1.0], [-1.0]]}, "emissions": "poisson"}, r"init\['lambdas'\] must be at least 0"),
     ],
 )

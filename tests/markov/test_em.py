@@ -492,3 +492,11 @@ def test_sparse_posteriors_have_zeros() -> None:
     assert (sparse == 0).any()
     np.testing.assert_allclose(sparse.sum(1), 1)
     assert torch.tensor(sparse).isfinite().all()
+
+
+@pytest.mark.parametrize("covariance", ["full", "tied"])
+def test_a_prior_far_from_the_data_gives_a_positive_definite_covariance(covariance: str) -> None:
+    X = [1e9 + np.random.default_rng(seed).normal(size=(20, 2)) for seed in range(3)]
+    model = HMM(2, covariance=covariance, priors={"means_weight": 0.5}, max_iter=5, tol=None, random_state=0).fit(X)
+    assert np.isfinite(model.objectives_).all()
+    assert (np.linalg.eigvalsh(model.covars_) > 0).all()

@@ -84,7 +84,7 @@ def fit(
     """Run EM from the given parameters, which are updated in place.
 
     ``report`` gets the number of each iteration, the objective and its increase. EM stops if the increase per step is
-    at most ``tol``, and after an interrupt (Ctrl+C) in the second iteration or later.
+    at most ``tol``, and after an interrupt (Ctrl+C).
     """
     chunks = data.chunks(emissions, len(process.parameters["startprob"]))
     result = Fit(process, emissions, [], [])
@@ -94,8 +94,6 @@ def fit(
             prior = process.log_prior() + (emissions.log_prior() if isinstance(emissions, Family) else 0)
             m_step(process, emissions, expected, chunks)
         except KeyboardInterrupt:
-            if not result.objectives:
-                raise
             return result._replace(interrupted=True)
         objective = expected.log_likelihood + prior
         increase = objective - result.objectives[-1] if result.objectives else None

@@ -281,10 +281,11 @@ class FullGaussian(Gaussian):
         """Return the most probable covariance for an empirical one, if variances in all directions have a floor."""
         scale = self.floor.sqrt()
         values, vectors = torch.linalg.eigh((covariance + covariance.T) / 2 / (scale * scale.unsqueeze(-1)))
-        if bool((values >= 1).all()):
+        least = max(1.0, 1e-13 * float(values[-1]))  # keeps the matrix positive definite in spite of rounding
+        if float(values[0]) >= least:
             return (covariance + covariance.T) / 2
         vectors = vectors * scale.unsqueeze(-1)
-        floored: Tensor = (vectors * values.clamp(min=1)) @ vectors.T
+        floored: Tensor = (vectors * values.clamp(min=least)) @ vectors.T
         return floored
 
     def log_prior(self) -> float:

@@ -49,7 +49,7 @@ class CollectionEstimator(BaseEstimator):
         collection = X
         if _is_table(X):
             collection = validate_data(self, X, reset=reset, dtype=(np.float64, np.float32), ensure_all_finite=False)
-        series = [promote_half(s.detach().cpu()) for s in as_floating(as_collection("X", collection))]
+        series = self._as_floating([s.detach().cpu() for s in as_collection("X", collection)])
         if reset:
             if not series:
                 raise ValueError("X must hold at least one series, got none")
@@ -67,6 +67,10 @@ class CollectionEstimator(BaseEstimator):
                 raise ValueError(f"{needed}, got {x.shape[1]}{hint}")
             self._check_values(f"X[{k}]", x)
         return series
+
+    def _as_floating(self, series: Series) -> Series:
+        """Convert series to one floating point dtype."""
+        return [promote_half(s) for s in as_floating(series)]
 
     def _check_values(self, name: str, x: Tensor) -> None:
         """Raise ``ValueError`` if a series has a value that is not finite."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from bellmax.inputs import check_choice
-from bellmax.markov.checks import check_init, check_priors, read_labels
+from bellmax.markov.checks import check_init, check_priors, read_labels, read_numbers
 from bellmax.markov.data import Data
 from bellmax.markov.em import Fit, fit
 from bellmax.markov.emissions import Categorical, Emissions, Family, Poisson, check_symbols, draw_from_rows
@@ -29,7 +29,7 @@ from bellmax.markov.starts import assign, emissions_of, initial_emissions, initi
 from bellmax.names import answers_near_misses
 from bellmax.regularizers import Regularizer, resolve
 from bellmax.series.collections import Collection
-from bellmax.sklearn.base import CollectionEstimator
+from bellmax.sklearn.base import CollectionEstimator, Series
 from bellmax.structures.semi_markov import SemiMarkov
 
 _FAMILIES = "gaussian", "categorical", "poisson"
@@ -54,7 +54,8 @@ class HMM(CollectionEstimator):
 
     In each step, the model is in one of S hidden states. The next state depends on the current state only, and the
     observation of a step depends on the state of the step only. ``X`` is a collection of series, as for all estimators
-    of :mod:`bellmax.sklearn`: an array (n, time) or (n, time, features), or a list of series of any lengths.
+    of :mod:`bellmax.sklearn`: an array (n, time) or (n, time, features), or a list of series of any lengths. For one
+    series x, (time,) or (time, features), pass ``[x]``.
 
     Observations can be missing: pass NaN. In an array, NaN at the end of a series is padding, which means that the
     series is shorter. In a list, all NaN are missing values. All computations use float64 on the CPU.
@@ -78,6 +79,7 @@ class HMM(CollectionEstimator):
             gamma prior: the former are added to the sums in the M-step, the weights to the numbers of steps.
         init: Initial parameters by name, such as ``{"means": [[0.0], [5.0]]}``. The names are the names of the fitted
             attributes without the underscore. ``fit`` chooses the other parameters by k-means clustering of the steps.
+            To use known parameters without EM, pass all of them, and ``max_iter=0``.
         n_init: The number of runs of EM from different initial parameters, default 1. The best run is used.
         max_iter: The maximum number of iterations, default 100.
         tol: The tolerance, default 1e-6: EM stops if an iteration increases the log-likelihood by less than ``tol`` per
@@ -85,8 +87,8 @@ class HMM(CollectionEstimator):
         variance_floor: The smallest variance of Gaussian emissions, relative to the variance of each feature in the
             data. Default 1e-6. It keeps the likelihood bounded.
         n_jobs: The number of threads. None (the default) for torch's setting, −1 for all processors.
-        random_state: A seed or a NumPy generator, for the initial parameters.
-        verbose: If nonzero, print the log-likelihood of each iteration. Default 0.
+        random_state: A seed or a ``numpy.random.RandomState``, for the initial parameters.
+        verbose: If nonzero, print the log-likelihood, with the logarithm of the priors, of each iteration. Default 0.
 
     Attributes:
         startprob_: The probability of each state at the first step, (S,).
@@ -143,8 +145,8 @@ class HMM(CollectionEstimator):
     def fit(self, X: Collection, y: Any = None) -> HMM:
         """Estimate the parameters.
 
-        If you interrupt ``fit`` with Ctrl+C, it warns and keeps the parameters of the last iteration. To resume, pass
-        them as ``init``.
+        If you interrupt ``fit`` with Ctrl+C after the first iteration, it warns and keeps the parameters of the last
+        iteration, or of a better run. To resume, pass them as ``init``.
 
         Args:
             X: The series.
@@ -155,6 +157,11 @@ class HMM(CollectionEstimator):
         self._check_parameters()
         data = self._read_data(X, y, reset=True)
         self._check_amount(data)
+        if len(data.lengths) > 1 and max(data.lengths) == 1:
+            warnings.warn(
+                "all series of X have one step, so the transitions cannot be estimated: if X is one series, pass [X]",
+                stacklevel=2,
+            )
         rng = check_random_state(self.random_state)
         best: Fit | None = None
         with self._threads():
@@ -166,19 +173,22 @@ class HMM(CollectionEstimator):
                 if result.interrupted:
                     break
         assert best is not None
+        if result.interrupted and not best.objectives:
+            raise KeyboardInterrupt
         self._data = data
         self._store(best)
-        self._warn(result)
+        self._warn(best, result.interrupted)
         return self
 
     def _run(self, base: Family | None, data: Data, rng: Any, run: int) -> Fit:
         process, emissions = self._start(base, data, rng)
         prefix = f"run {run}, " if self.n_init > 1 else ""
+        name = "log-likelihood with priors" if self.priors else "log-likelihood"
 
         def report(iteration: int, objective: float, increase: float | None) -> None:
             if self.verbose:
                 change = "" if increase is None else f" ({increase:+.3g})"
-                print(f"{prefix}iteration {iteration}: log-likelihood {objective:.8g}{change}")
+                print(f"{prefix}iteration {iteration}: {name} {objective:.8g}{change}")
 
         return fit(process, emissions, data, self.max_iter, self.tol, report)
 
@@ -213,7 +223,7 @@ class HMM(CollectionEstimator):
         options = self.covariance, self.n_states, data, self.priors or {}, self.variance_floor
         family = emissions_of(self.emissions, *options)
         if isinstance(family, Categorical) and "emissionprob" in (self.init or {}):
-            table = torch.as_tensor(np.array(self.init["emissionprob"], dtype=np.float64))
+            table = torch.as_tensor(read_numbers("init['emissionprob']", self.init["emissionprob"]))
             if table.ndim == 2 and table.shape[1] > family.parameters["emissionprob"].shape[1]:
                 family = family.with_parameters({"emissionprob": torch.full_like(table, 1 / table.shape[1])})
         self._check_init_and_priors(family)
@@ -236,9 +246,9 @@ class HMM(CollectionEstimator):
         self.objectives_ = np.array(result.objectives)
         self.n_iter_, self.converged_ = len(result.objectives), result.converged
 
-    def _warn(self, result: Fit) -> None:
-        """Warn about the last run."""
-        if result.interrupted:
+    def _warn(self, result: Fit, is_interrupted: bool) -> None:
+        """Warn about the best run, and about an interrupt."""
+        if is_interrupted:
             warnings.warn(
                 f"fit was interrupted: the parameters of iteration {len(result.objectives)} are kept", stacklevel=4
             )
@@ -348,7 +358,7 @@ class HMM(CollectionEstimator):
 
         Args:
             n_steps: The number of steps T, default 1.
-            random_state: A seed or a NumPy generator, default the parameter ``random_state`` of the model.
+            random_state: A seed or a ``numpy.random.RandomState``, default the parameter ``random_state`` of the model.
 
         """
         if not isinstance(n_steps, Integral) or n_steps < 1:
@@ -397,7 +407,7 @@ class HMM(CollectionEstimator):
 
     def _model(self) -> tuple[Process, Emissions]:
         """Return the model with the parameters of the attributes."""
-        check_is_fitted(self, "transmat_")
+        check_is_fitted(self, "n_iter_")
         hidden = {name: torch.as_tensor(getattr(self, f"{name}_")) for name in self._process_names}
         process = Process(hidden, self.priors or {})
         if not isinstance(self.emissions, str):
@@ -417,7 +427,7 @@ class HMM(CollectionEstimator):
     # --- checks
 
     def _read_data(self, X: Collection, y: Any, *, reset: bool) -> Data:
-        series = [x.double() for x in self._read(X, reset=reset)]
+        series = self._read(X, reset=reset)
         for k, x in enumerate(series):
             if not reset and self.emissions == "categorical":
                 check_symbols(f"X[{k}]", x, self.emissionprob_.shape[1])
@@ -429,12 +439,15 @@ class HMM(CollectionEstimator):
             y = None
         return Data(series, None if y is None else read_labels(y, [len(x) for x in series], self.n_states))
 
+    def _as_floating(self, series: Series) -> Series:
+        return [x.double() for x in series]
+
     def _check_values(self, name: str, x: Tensor) -> None:
         if bool(x.isinf().any()):
             step = int(x.isinf().any(1).nonzero()[0])
             raise ValueError(f"{name} must be finite, or NaN where a value is missing, got inf at step {step}")
         if isinstance(self.emissions, str):
-            _KINDS[self.emissions].check(name, x.double())
+            _KINDS[self.emissions].check(name, x)
 
     def _check_amount(self, data: Data) -> None:
         """Raise ``ValueError`` if there are fewer steps with a value than states."""
@@ -463,10 +476,14 @@ class HMM(CollectionEstimator):
             if not isinstance(value, Integral) or value < bound:
                 reason = " with max_duration" if bound == 2 else ""
                 raise ValueError(f"{name} must be an integer of at least {bound}{reason}, got {value!r}")
-        if self.tol is not None and not self.tol >= 0:
+        if self.tol is not None and not (isinstance(self.tol, Real) and float(self.tol) >= 0):
             raise ValueError(f"tol must be at least 0, or None, got {self.tol!r}")
-        if not self.variance_floor > 0:
-            raise ValueError(f"variance_floor must be greater than 0, got {self.variance_floor!r}")
+        if not (isinstance(self.variance_floor, Real) and 0 < float(self.variance_floor) < np.inf):
+            raise ValueError(f"variance_floor must be greater than 0 and finite, got {self.variance_floor!r}")
+        for name in ("priors", "init"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, Mapping):
+                raise ValueError(f"{name} must map names of parameters to numbers or arrays, or be None, got {value!r}")
 
     def _check_init_and_priors(self, family: Family | None) -> None:
         """Check ``init`` and ``priors``, whose shapes depend on the data."""
@@ -478,8 +495,9 @@ class HMM(CollectionEstimator):
         if family is not None:
             shapes |= {name: tuple(p.shape) for name, p in family.parameters.items()}
             prior_shapes |= family.prior_shapes
-        check_init(self.init or {}, shapes, self.max_duration is not None, self.covariance in ("full", "tied"))
-        check_priors(self.priors or {}, prior_shapes)
+        has_matrices = self.covariance in ("full", "tied")
+        check_init(self.init or {}, shapes, self.max_duration is not None, has_matrices)
+        check_priors(self.priors or {}, prior_shapes, has_matrices)
 
 
 def _are_scalars(y: Any) -> bool:
