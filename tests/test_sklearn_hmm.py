@@ -152,6 +152,12 @@ def test_one_series_in_place_of_a_collection_warns() -> None:
     with pytest.warns(UserWarning, match=r"all series of X have one step, .* if X is one series, pass \[X\]"):
         quick(max_iter=1).fit(column)
     quick(max_iter=1).fit([column])
+    table = np.column_stack([column] * 2)
+    for _ in range(2):
+        table = np.concatenate([table, table])
+    with pytest.warns(UserWarning, match=r"X is read as 320 series of 2 steps: if it is one series .* pass \[X\]"):
+        quick(max_iter=1).fit(table)
+    quick(max_iter=1, covariance="diag").fit(list(table))
 
 
 def test_a_model_with_parameters_but_no_fit_is_not_fitted() -> None:

@@ -104,6 +104,18 @@ def test_underflows_are_repaired(what, states, batch, threads):
         torch.testing.assert_close(got.double(), wanted, rtol=2e-4, atol=2e-6 * max(100.0, wanted.abs().max().item()))
 
 
+# No transition is nearly closed, so states that underflow never matter.
+@pytest.mark.parametrize("depth", [5, 27, 320])
+@pytest.mark.parametrize("spread", [100, 3000])
+def test_states_that_underflow_between_open_transitions(depth, spread, threads):
+    emissions, transitions, start, end = scores(9, 40, 8)
+    transitions = -depth * torch.rand(8, 8, dtype=torch.float64)
+    transitions -= transitions.amax(1, keepdim=True)
+    tensors = emissions * spread, transitions, start, end
+    assert_agree(tensors, tolerance=1e-8)
+    assert_close_to_double([t.float() for t in tensors], rtol=max(2e-4, 1e-6 * spread))
+
+
 @pytest.mark.parametrize("batch", [1, 5, 40])
 def test_transitions_of_each_sequence(batch, threads):
     emissions, _, _, end = scores(batch, 12, 6)

@@ -36,6 +36,9 @@ _FAMILIES = "gaussian", "categorical", "poisson"
 _KINDS: Mapping[str, Any] = {"gaussian": Gaussian, "categorical": Categorical, "poisson": Poisson}
 _PARAMETERS = {"gaussian": ("means", "covars"), "categorical": ("emissionprob",), "poisson": ("lambdas",)}
 
+_RATIO = 50
+"""An array with so many times more rows than columns is suspicious: it may be one series (time, features)."""
+
 
 class Forecast(NamedTuple):
     """Predictive distributions of the steps after the end of n series, by :meth:`HMM.forecast`."""
@@ -55,7 +58,8 @@ class HMM(CollectionEstimator):
     In each step, the model is in one of S hidden states. The next state depends on the current state only, and the
     observation of a step depends on the state of the step only. ``X`` is a collection of series, as for all estimators
     of :mod:`bellmax.sklearn`: an array (n, time) or (n, time, features), or a list of series of any lengths. For one
-    series x, (time,) or (time, features), pass ``[x]``.
+    series x, (time,) or (time, features), pass ``[x]``. After ``fit`` on an array (n, time), other arrays must have the
+    same number of steps. Lists can always have series of any lengths.
 
     Observations can be missing: pass NaN. In an array, NaN at the end of a series is padding, which means that the
     series is shorter. In a list, all NaN are missing values. All computations use float64 on the CPU.
@@ -160,6 +164,12 @@ class HMM(CollectionEstimator):
         if len(data.lengths) > 1 and max(data.lengths) == 1:
             warnings.warn(
                 "all series of X have one step, so the transitions cannot be estimated: if X is one series, pass [X]",
+                stacklevel=2,
+            )
+        elif np.ndim(X) == 2 and not isinstance(X, list | tuple) and len(data.lengths) >= _RATIO * max(data.lengths):
+            warnings.warn(
+                f"X is read as {len(data.lengths)} series of {max(data.lengths)} steps: if it is one series with the "
+                "shape (time, features), pass [X]; for many short series, pass list(X)",
                 stacklevel=2,
             )
         rng = check_random_state(self.random_state)
@@ -376,7 +386,8 @@ class HMM(CollectionEstimator):
 
         The errors come from the observed information: the inverse of the Hessian of the negative log-likelihood of the
         data of ``fit``, without priors. An entry is NaN, with a warning, if a parameter is on the boundary of its
-        range, such as a probability of 0. Memory and time grow with the square of the number of parameters.
+        range, such as a probability of 0. Memory and time grow with the square of the number of parameters. The model
+        keeps the data of ``fit`` for this method.
 
         >>> X = np.random.default_rng(0).normal(scale=2.0, size=(1, 400))
         >>> HMM(1).fit(X).standard_errors()["means"].round(2)         # 2 / √400
