@@ -166,7 +166,7 @@ class HMM(CollectionEstimator):
                 "all series of X have one step, so the transitions cannot be estimated: if X is one series, pass [X]",
                 stacklevel=2,
             )
-        elif np.ndim(X) == 2 and not isinstance(X, list | tuple) and len(data.lengths) >= _RATIO * max(data.lengths):
+        elif getattr(X, "ndim", 0) == 2 and len(data.lengths) >= _RATIO * max(data.lengths):
             warnings.warn(
                 f"X is read as {len(data.lengths)} series of {max(data.lengths)} steps: if it is one series with the "
                 "shape (time, features), pass [X]; for many short series, pass list(X)",
