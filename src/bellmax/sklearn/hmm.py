@@ -36,7 +36,7 @@ _FAMILIES = "gaussian", "categorical", "poisson"
 _KINDS: Mapping[str, Any] = {"gaussian": Gaussian, "categorical": Categorical, "poisson": Poisson}
 _PARAMETERS = {"gaussian": ("means", "covars"), "categorical": ("emissionprob",), "poisson": ("lambdas",)}
 
-_RATIO = 50
+_RATIO = 100
 """An array with so many times more rows than columns is suspicious: it may be one series (time, features)."""
 
 
