@@ -51,10 +51,10 @@ format: $(INSTALLED)  ## let ruff rewrite what it can
 demo: $(LIBRARY)  ## the main jobs on data made here, as a page: demo/index.html
 	$(BIN)/python examples/demo.py
 
-# aeon wants an older numba and numpy than the other peers.
+# aeon wants an older numba and numpy than the other peers, and dynamax installs JAX and a web server.
 build/peers/installed:
 	$(PYTHON) -m venv build/peers
-	build/peers/bin/python -m pip install --quiet --disable-pip-version-check aeon
+	build/peers/bin/python -m pip install --quiet --disable-pip-version-check aeon dynamax
 	touch $@
 
 # Series of the UCR archive do not come along: BELLMAX_DATA is the folder that holds timeseries/NAME/NAME_TRAIN.tsv.
@@ -72,6 +72,7 @@ bench: $(INSTALLED) build/peers/installed  ## measure everything against its pee
 	$(BIN)/python benchmarks/trees.py
 	$(BIN)/python benchmarks/programs.py
 	$(BIN)/python benchmarks/samples.py
+	$(BIN)/python benchmarks/hmm.py
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/limits.py
 	$(BIN)/python benchmarks/omegas.py

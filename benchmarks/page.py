@@ -16,9 +16,23 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
 from measuring import Row, Times, described, factor, label, ratio, shown, table
 
-NAMES = "dag", "chain", "dtw", "ctc", "lattices", "trees", "attention", "ner", "translation", "overhead", "limits"
+NAMES = (
+    "dag",
+    "chain",
+    "dtw",
+    "ctc",
+    "lattices",
+    "trees",
+    "attention",
+    "ner",
+    "translation",
+    "overhead",
+    "limits",
+    "hmm",
+)
 COLORS = "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9"
 PLAIN = {"axes.spines.top": False, "axes.spines.right": False, "font.size": 8, "svg.hashsalt": "bellmax"}
+HMM_PEERS = "hmmlearn, scaling", "hmmlearn, log", "pomegranate", "dynamax", "dynamax, float32"
 Panels = dict[str, dict[str, dict[str, float]]]  # title, row, library: its time divided by the time of bellmax
 
 TITLES = {
@@ -36,6 +50,8 @@ WITHOUT_FIGURE = {
     "Monotonic alignment, best path": ("lattices", "monotone"),
     "Parsing, spans": ("trees", "spans"),
     "Parsing, dependencies": ("trees", "arcs"),
+    "Hidden Markov models, EM iteration": ("hmm", "em"),
+    "Hidden Markov models, posteriors and Viterbi": ("hmm", "inference"),
 }
 NOTES = {
     "layers": (
@@ -185,7 +201,7 @@ def of_graphs(rows: Iterable[Row]) -> Panels:
 
 def without_figure(results: dict[str, Any]) -> dict[str, Panels]:
     """Return the ratios of benchmarks that have no figure, by title."""
-    peers = "parasail", "monotonic_alignment_search", "good loop", "torch-struct"
+    peers = "parasail", "monotonic_alignment_search", "good loop", "torch-struct", *HMM_PEERS
     return {
         title: {
             part: {
@@ -313,6 +329,7 @@ def draw_memory(results: dict[str, Any]) -> Figure:
 
 def markdown(results: dict[str, Any]) -> list[str]:
     peers = {**results["chain"]["peers"], **results["dtw"]["peers"], "aeon": results["dtw"]["aeon"]["version"]}
+    peers |= results["hmm"]["peers"]
     versions = ", ".join(f"{name} {version}" for name, version in peers.items() if version)
     steps = panels(results)["layers"]["training step of a tagger"]
     gains = [entry["pytorch-crf"] for entry in steps.values()]
@@ -332,8 +349,9 @@ def markdown(results: dict[str, Any]) -> list[str]:
         "- **Machine**: " + described(results["chain"]["machine"]) + ". No GPU was used.",
         *wrap(f"- **Versions**: {versions}.", 100, subsequent_indent="  ", break_on_hyphens=False),
         "- **Times** are medians of repeated calls. They include all Python code. The calls of all libraries are",
-        "  interleaved in one process. The exception is aeon, which needs a separate environment.",
-        "- **Precision** is float32, unless the text says otherwise. dtaidistance computes in float64.",
+        "  interleaved in one process. The exceptions are aeon and dynamax, which need a separate environment.",
+        "- **Precision** is float32, unless the text says otherwise. dtaidistance and hmmlearn compute in float64, and",
+        "  so does bellmax in the benchmarks of hidden Markov models.",
         "- **Memory**: we set `mallopt` of glibc so that a process keeps freed memory and uses it again. A normal",
         "  process returns freed memory to the system. There, calls with large outputs take longer than here, because",
         "  the system must provide new memory for each call.",

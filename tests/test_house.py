@@ -27,7 +27,7 @@ FLOORS = (
     ("distribution",),
     ("structures",),
     ("recursions",),
-    ("losses", "series", "checking", "lattice"),
+    ("losses", "series", "markov", "checking", "lattice"),
     ("nn", "plots", "info", "onnx", "sklearn", "cluster", "compat", "chain", "dag", "dtw"),
     ("apps", "gpu_check", "__main__", ""),
 )

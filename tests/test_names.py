@@ -67,7 +67,9 @@ def test_the_table_has_all_public_names(module: str) -> None:
         ("bellmax", "transducer", "did you mean bellmax.Transducer?"),
         ("bellmax", "tag_constraint", "did you mean bellmax.nn.tag_constraints?"),
         ("bellmax.nn", "Chain", "use bellmax.Chain"),
-        ("bellmax.nn", "HMM", "use bellmax.Chain.from_scores"),
+        ("bellmax.nn", "HSMM", "use bellmax.nn.HMM"),
+        ("bellmax.nn", "GaussianHMM", "use bellmax.sklearn.HMM"),
+        ("bellmax.sklearn", "GaussianHMM", "use bellmax.sklearn.HMM"),
         ("bellmax.nn", "crf_nll", "use bellmax.losses.crf_nll"),
         ("bellmax.losses", "structured_hinge_loss", "did you mean bellmax.losses.structured_hinge?"),
         ("bellmax.sklearn", "DTWKMean", "did you mean bellmax.sklearn.DTWKMeans?"),
@@ -185,6 +187,28 @@ def test_the_words_of_lattices_are_a_module() -> None:
             "^DTWNeighborsClassifier.. has no argument 'metric': use",
         ),
         (lambda: bx.sklearn.DTWKMeans(k=3), "no argument 'k': use n_clusters="),
+        (lambda: bx.sklearn.HMM(n_components=3), r"^HMM\(\) has no argument 'n_components': use n_states="),
+        (lambda: bx.sklearn.HMM(num_states=3), "no argument 'num_states': use n_states="),
+        (lambda: bx.sklearn.HMM(emission="poisson"), "no argument 'emission': use emissions="),
+        (lambda: bx.sklearn.HMM(covariance_type="diag"), "no argument 'covariance_type': use covariance="),
+        (lambda: bx.sklearn.HMM(min_covar=1.0), "no argument 'min_covar': use variance_floor="),
+        (lambda: bx.sklearn.HMM(n_iter=10), "no argument 'n_iter': use max_iter="),
+        (lambda: bx.sklearn.HMM(init_params="st"), "no argument 'init_params': use init={\"means\": ...} for the"),
+        (lambda: bx.sklearn.HMM(transmat=[[1.0]]), "no argument 'transmat': use init={\"transmat\": ...}"),
+        (lambda: bx.sklearn.HMM(startprob_prior=2.0), "no argument 'startprob_prior': use priors={\"startprob\": ...}"),
+        (lambda: bx.sklearn.HMM(covars_weight=2.0), "no argument 'covars_weight': use priors={\"covars_weight\": ...}"),
+        (lambda: bx.sklearn.HMM(algorithm="map"), "no argument 'algorithm': predict is the Viterbi algorithm; for"),
+        (
+            lambda: bx.sklearn.HMM(omega="sparsemax"),
+            r"no argument 'omega': EM is for negentropy only; use predict_proba",
+        ),
+        (
+            lambda: bx.sklearn.HMM().fit([[1.0, 2.0]], lengths=[2]),
+            r"^HMM.fit\(\) has no argument 'lengths': pass a list",
+        ),
+        (lambda: bx.sklearn.HMM().sample(n_samples=3), "no argument 'n_samples': use n_steps="),
+        (lambda: bx.sklearn.HMM().forecast([[1.0, 2.0]], horizon=3), "no argument 'horizon': use steps="),
+        (lambda: bx.nn.HMM(n_components=3), "no argument 'n_components': use num_states="),
         (lambda: bx.Chain(torch.zeros(2, 2, 2)).sample(num_samples=3), r"use sample_shape=\(num_samples,\)"),
         (lambda: bx.Chain(torch.zeros(2, 2, 2)).topk(n=3), "no argument 'n': use k="),
         (lambda: bx.backend_info(verbose=True), "no argument 'verbose': its arguments are device, routes"),
@@ -193,6 +217,15 @@ def test_the_words_of_lattices_are_a_module() -> None:
 def test_former_and_foreign_arguments_say_the_present_one(call, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         call()
+
+
+def test_warnings_of_a_model_name_the_line_of_the_caller() -> None:
+    series = [[0.0, 0.5, 3.0, 3.1]]
+    with pytest.warns(UserWarning, match="did not converge") as warned:
+        bx.sklearn.HMM(2, max_iter=1, random_state=0).fit(series)
+    with pytest.warns(UserWarning, match="one label for each series") as ignored:
+        bx.sklearn.HMM(2, max_iter=1, tol=None, random_state=0).fit(series, [0])
+    assert {warning.filename for warning in (*warned, *ignored)} == {__file__}
 
 
 def squared(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

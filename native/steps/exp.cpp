@@ -26,6 +26,11 @@ constexpr S least = sizeof(S) == 4 ? S(1e-28) : S(1e-280);
 // none.
 template <class S>
 constexpr S least_weight = sizeof(S) == 4 ? S(1e-9) : S(1e-20);
+// If every weight w is at least this, a state that has too little to be represented never matters. The greatest of a
+// step is at least w, so the state has at most ε/w of it, with ε the least positive number. What follows the state is
+// at most 1/w of what follows any other state, whatever the emissions. So its part of the value is at most ε/w².
+template <class S>
+constexpr S least_dense = sizeof(S) == 4 ? S(1e-12) : S(1e-140);
 
 // Up to this number of states, backward computes s again from a: faster than to write s to the tape and read it.
 constexpr int64_t most_states_to_sum = 16;
@@ -131,13 +136,13 @@ __attribute__((noinline)) Vec<S> exponentiate(const Layout<S>& layout, S* __rest
                                               Ints<S>& bad) {
     const int64_t end = layout.width * layout.gap, gap = layout.gap;
     Vec<S> top = broadcast(std::numeric_limits<S>::lowest());
-    Ints<S> wrong{};
+    Ints<S> good = ~Ints<S>{};
     for (int64_t at = 0; at < end; at += gap) {
         const Vec<S> x = load<S>(row + at);
-        wrong |= ~(x < infinity<S>);
+        good &= x < infinity<S>;
         top = greater<S>(top, x);
     }
-    bad |= wrong;
+    bad |= ~good;
     top = layout.greatest(top);
     const Vec<S> tiny = broadcast(std::numeric_limits<S>::min());
     for (int64_t at = 0; at < end; at += gap) {
@@ -154,6 +159,7 @@ struct Weights : PackedMatrix<S> {
     Array<S> shift;
     S base = 0;
     bool is_moderate = true;  // no weight of an edge is very small
+    bool is_dense = true;     // all states have edges that are not nearly closed: `least_dense`
 
     explicit Weights(const Layout<S>& of) : PackedMatrix<S>(of), shift(filled<S>(of.stride, -infinity<S>)) {}
 
@@ -164,7 +170,8 @@ struct Weights : PackedMatrix<S> {
         const Layout<S>& layout = this->layout;
         const Layout<S> line(layout.states, false, 1);
         const Array<S> greatest = scratch<S>(layout.states), zero = zeros<S>(layout.padded);
-        Ints<S> bad{}, small{};
+        const Vec<S> padding = line.low < S(0) ? broadcast(S(1)) : Vec<S>{};
+        Ints<S> bad{}, small{}, thin{};
         base = none;
         for (int64_t i = 0; i < layout.states; ++i) {
             const T* from = transitions + i * layout.states;
@@ -174,6 +181,7 @@ struct Weights : PackedMatrix<S> {
             for (int64_t v = 0; v < line.width; ++v) {
                 const Vec<S> weight = load<S>(row + v * line.gap);
                 small |= (weight > S(0)) & (weight < least_weight<S>);
+                thin |= (v + 1 < line.width ? weight : weight + padding) < least_dense<S>;
             }
             base = std::max(greatest[i], base);
         }
@@ -183,6 +191,7 @@ struct Weights : PackedMatrix<S> {
             for (int l = 0; l < layout.sequences; ++l) shift[layout.place(l, i)] = relative;
         }
         is_moderate = !any(small);
+        is_dense = !any(thin);
         return !any(bad);
     }
 };
@@ -213,11 +222,11 @@ struct Worker {
           blocks(zeros<Real>(count * size)),
           start(zeros<Real>(in.states)),
           end(zeros<Real>(in.states)),
-          plain(zeros<Real>(in.padded * in.padded)) {
+          plain(zeros<Real>(in.outer_size())) {
         if (!z) return;
         tangents = scratch<Real>(visits * in.stride);
         means = scratch<Real>(visits * in.stride);
-        rest = zeros<Real>(in.padded * in.padded);
+        rest = zeros<Real>(in.outer_size());
     }
 
     Real* block(int k) const { return blocks.get() + k * size; }
@@ -264,17 +273,17 @@ struct Worker {
 
     // transitions += W ∘ (rest + z ∘ plain); without z, W ∘ plain.
     void deliver_transitions(int64_t matrix, const Scores<S>& out) {
-        const int64_t states = layout.states, square = layout.padded * layout.padded;
+        const int64_t states = layout.states;
         for (int64_t i = 0; i < states; ++i) {
-            const int64_t first = i * layout.padded, to = matrix + i * states;
+            const int64_t to = matrix + i * states;
             for (int64_t p = 0; p < states; ++p) {
-                const Real weight = weights.rows[first + p], sum = plain[first + p];
-                const Real part = z ? rest[first + p] + Real(z->transitions[to + p]) * sum : sum;
+                const Real weight = weights.rows[i * layout.padded + p], sum = layout.outer(plain.get(), i, p);
+                const Real part = z ? layout.outer(rest.get(), i, p) + Real(z->transitions[to + p]) * sum : sum;
                 out.transitions[to + p] += weight > 0 ? S(weight * part) : S(0);
             }
         }
-        std::fill_n(plain.get(), square, Real(0));
-        if (z) std::fill_n(rest.get(), square, Real(0));
+        std::fill_n(plain.get(), layout.outer_size(), Real(0));
+        if (z) std::fill_n(rest.get(), layout.outer_size(), Real(0));
     }
     // The sums, to what the batch shares.
     void deliver(const Scores<S>& out) {
@@ -335,6 +344,7 @@ class ExpForward {
     Vec<Real> end_top[most_rows];
     Vec<Real> scale[most_rows];  // the power of two that brings the greatest of the last a to 1
     Ints<Real> lost[most_rows] = {}, bad = {};
+    bool has_closed_ends = false;
     Vec<Real> padding = layout.low < Real(0) ? broadcast(Real(1)) : Vec<Real>{};
 
 public:
@@ -349,8 +359,10 @@ public:
             pace.spend(layout.depth * layout.stride * group.problem.states);
             const int64_t steps = std::min(layout.depth, group.longest - n);
             group.read(problem.scores.emissions, group.visits, n, steps, layout.low, factors);
-            for (int64_t k = 0; k < steps; ++k) weigh(k, n + k == 0 ? a : weights.shift.get());
-            for (int64_t k = 0; k < steps; ++k) step(n + k, k);
+            for (int64_t k = 0; k < steps; ++k) {
+                weigh(k, n + k == 0 ? a : weights.shift.get());
+                step(n + k, k);
+            }
             if (tape) {
                 group.write(a + stride, n, steps, 0, reinterpret_cast<Real*>(tape));
                 if (group.keeps_sums()) group.write(s, n, steps, 1, reinterpret_cast<Real*>(tape));
@@ -385,6 +397,10 @@ private:
         for (int r = 0; r < layout.rows; ++r) {
             offset[r].add(exponentiate<Real>(layout, a + r * row, nullptr, bad));
             end_top[r] = exponentiate<Real>(layout, ends + r * row, factors + r * row, bad);
+            for (int64_t v = 0; v < layout.width; ++v) {
+                const Vec<Real> end = load<Real>(ends + r * row + v * layout.gap);
+                has_closed_ends |= any((v + 1 < layout.width ? end : end + padding) < least_dense<Real>);
+            }
             scale[r] = broadcast(Real(1));
         }
     }
@@ -408,8 +424,9 @@ private:
             Vec<Real> greatest;
             const Vec<Real> lowest =
                 scale_row(layout, given + at, through + at, scale[r], padding, after + at, greatest);
-            if (any(lowest < least<Real>)) check(r, given + at, through + at, after + at);
             const Ints<Real> ends_here = group.lengths[r] == Ints<Real>{} + Int(n + 1);
+            const bool may_matter = !weights.is_dense || (has_closed_ends && any(ends_here));
+            if (may_matter && any(lowest < least<Real>)) check(r, given + at, through + at, after + at);
             if (any(ends_here)) finish(n, r, after + at);
             const Bits power = bits<Bits>(layout.greatest(greatest)) >> F::mantissa;
             scale[r] = bits<Vec<Real>>((Int(2 * F::bias) - power) << F::mantissa);
@@ -696,37 +713,64 @@ void sort_by_length(std::vector<int64_t>& sequences, const int64_t* lengths) {
     std::sort(sequences.begin(), sequences.end(), is_before);
 }
 
-// The layout, and sequences, the longest first, in groups that are dealt out to the workers in turn.
+// Groups of sequences in one layout, and the working memory of each thread.
+template <class S, class Real>
+struct Groups {
+    const ScoresProblem<S>& problem;
+    const Layout<Real> layout;
+    const int64_t *order, count, size;  // the sequences, and the number of groups
+    std::vector<Worker<S, Real>> workers;
+
+    Groups(const ScoresProblem<S>& of, const Scores<const S>* z, int blocks, const Layout<Real>& in,
+           const int64_t* sequences, int64_t number)
+        : problem(of),
+          layout(in),
+          order(sequences),
+          count(number),
+          size((number + in.sequences - 1) / in.sequences) {
+        for (int64_t k = 0; k < std::min<int64_t>(std::max(problem.threads, 1), size); ++k) {
+            workers.emplace_back(problem, z, layout, blocks, problem.lengths[order[0]]);
+        }
+    }
+    Groups(const Groups&) = delete;  // workers refer to its layout
+
+    Group<S, Real> operator[](int64_t n) const {
+        const int64_t first = n * layout.sequences;
+        return {problem, layout, order + first, std::min<int64_t>(layout.sequences, count - first)};
+    }
+};
+
+// Sequences, the longest first, in groups that are dealt out to the threads in turn. The sequences that do not fill a
+// group have a layout for their number.
 template <class S, class Real>
 struct GroupPlan {
     const ScoresProblem<S>& problem;
-    std::vector<int64_t> order;
-    Layout<Real> layout;
-    int64_t groups;
-    std::vector<Worker<S, Real>> workers;
+    const std::vector<int64_t> order;
+    const int64_t count = int64_t(order.size()), rest = count % choose(count).sequences;
+    Groups<S, Real> full, last;
 
     // The sequences for which is_chosen(b); each worker has so many blocks of steps.
     template <class Choice>
     GroupPlan(const ScoresProblem<S>& of, Choice is_chosen, const Scores<const S>* z, int blocks)
         : problem(of),
           order(longest_first(is_chosen)),
-          layout(choose(problem.tape ? 3 : 5)),
-          groups((int64_t(order.size()) + layout.sequences - 1) / layout.sequences) {
-        for (int64_t k = 0; k < std::min<int64_t>(std::max(problem.threads, 1), groups); ++k) {
-            workers.emplace_back(problem, z, layout, blocks, problem.lengths[order[0]]);
-        }
-    }
-    GroupPlan(const GroupPlan&) = delete;  // workers refer to its layout
+          full(of, z, blocks, choose(count), order.data(), count - rest),
+          last(of, z, blocks, choose(rest), order.data() + count - rest, rest) {}
 
     // body(group, worker) for each group.
     template <class Body>
     void for_groups(Body body) {
-        parallel_for(groups, int(workers.size()), [&](int64_t n, int worker) {
-            const int64_t at = n * layout.sequences, left = int64_t(order.size()) - at;
-            const int64_t count = std::min<int64_t>(layout.sequences, left);
-            const Group<S, Real> group(problem, layout, &order[std::size_t(at)], count);
-            body(group, workers[std::size_t(worker)]);
+        const int64_t all = full.size + last.size, threads = std::min<int64_t>(std::max(problem.threads, 1), all);
+        parallel_for(all, int(threads), [&](int64_t n, int) {
+            Groups<S, Real>& groups = n < full.size ? full : last;
+            const int64_t k = n < full.size ? n : n - full.size;
+            body(groups[k], groups.workers[std::size_t(k % threads)]);
         });
+    }
+    template <class Body>
+    void for_workers(Body body) {
+        for (Worker<S, Real>& worker : full.workers) body(worker);
+        for (Worker<S, Real>& worker : last.workers) body(worker);
     }
 
 private:
@@ -741,12 +785,15 @@ private:
     }
 
     // Sequences are in the lanes up to so many vectors of states: sums over them are slower than products.
-    Layout<Real> choose(int64_t vectors) const {
+    Layout<Real> choose(int64_t number) const {
         constexpr int lanes = lanes_of<Real>;
-        const int64_t count = int64_t(order.size()), threads = std::max(problem.threads, 1), states = problem.states;
+        const int64_t threads = std::max(problem.threads, 1), states = problem.states;
+        const int64_t vectors = problem.tape ? 3 : 5, padded = (states + lanes - 1) / lanes * lanes;
         if (problem.transition_batch) return {states, false, 1};
-        if (count >= lanes && states < vectors * lanes) return {states, true, count > lanes * threads ? 2 : 1};
-        return {states, false, count > 2 * threads ? 4 : 1};
+        if (number * padded >= lanes * states && states < vectors * lanes) {
+            return {states, true, number > lanes * threads ? 2 : 1};
+        }
+        return {states, false, number > 2 * threads ? 4 : 1};
     }
 };
 
@@ -788,7 +835,7 @@ void sweep_back(const ScoresProblem<S>& problem, const S* seed, const Scores<con
         worker.add_ends(group, out);
         if (problem.transition_batch) worker.deliver_transitions(group.b[0] * problem.transition_batch, out);
     });
-    for (Worker<S, Real>& worker : plan.workers) worker.deliver(out);
+    plan.for_workers([&](Worker<S, Real>& worker) { worker.deliver(out); });
 }
 // The sequences of each precision.
 template <class S>

@@ -25,7 +25,8 @@ struct ProductTerm {
 // Of G numbers, or vectors X, and V vectors the sum of the terms, which is stored in, or added to, rows that are `row`
 // apart.
 template <int G, int V, class S, class X = S>
-__attribute__((noinline)) void tile(const ProductTerm<S>* terms, int count, S* __restrict to, int64_t row, bool adds) {
+__attribute__((always_inline)) inline void sum_tile(const ProductTerm<S>* terms, int count, S* __restrict to,
+                                                    int64_t row, bool adds) {
     // Several sums side by side, since an addition waits for the one before.
     constexpr int lanes = lanes_of<S>, parts = G * V > 6 ? 1 : G * V > 3 ? 2 : 4;
     Vec<S> sum[parts][G][V];
@@ -72,6 +73,11 @@ __attribute__((noinline)) void tile(const ProductTerm<S>* terms, int count, S* _
     }
 }
 
+template <int G, int V, class S>
+__attribute__((noinline)) void tile(const ProductTerm<S>* terms, int count, S* __restrict to, int64_t row, bool adds) {
+    sum_tile<G, V, S>(terms, count, to, row, adds);
+}
+
 template <class S>
 using TileProduct = void (*)(const ProductTerm<S>*, int, S*, int64_t, bool);
 template <class S>
@@ -91,6 +97,7 @@ struct Layout {
     bool across;
     int rows, sequences;
     int64_t width, gap, row_stride, stride;  // a row is `width` vectors, `gap` apart
+    int64_t outer_row;                       // of what add_outer adds to
     int64_t depth, band;                     // steps that are read, swept and written at a time; vectors of a tile
     Vec<S> low;                              // added to the last vector: −∞ past the last state, and 0 at states
 
@@ -104,6 +111,7 @@ struct Layout {
           gap(across ? number * lanes : lanes),
           row_stride(across ? lanes : padded + apart),
           stride(across ? count * gap : number * row_stride),
+          outer_row(across ? (count + wide - 1) / wide * wide * lanes : padded),
           depth(32 / number),
           band(number == 1 ? even_part(width, 4) : even_part(width, 3)) {
         for (int l = 0; l < lanes; ++l) low[l] = across || padded - lanes + l < states ? S(0) : -infinity<S>;
@@ -154,8 +162,8 @@ struct Layout {
         }
     }
 
-    // to[i, p] += Σ left[i] right[p] over steps and sequences, in padded rows. Padding past the last state is read,
-    // too.
+    // to[i, p] += Σ left[i] right[p] over steps and sequences, in padded rows of numbers, or of vectors whose lanes are
+    // still to be added (outer). Padding past the last state is read, too.
     __attribute__((noinline)) void add_outer(const S* left, const S* right, int64_t steps, S* to) const {
         if (across) return add_outer_across(left, right, steps, to);
         const int64_t most = even_part(width, 3);
@@ -163,12 +171,19 @@ struct Layout {
             const TileProduct<S> tile = tiles_of_four<S>[std::min(most, width - v) - 1];
             for (int64_t i = 0; i < states; i += 4) {
                 const ProductTerm<S> term{left + i, 1, row_stride, right + v * lanes, lanes, row_stride, steps * rows};
-                tile(&term, 1, to + i * padded + v * lanes, padded, true);
+                tile(&term, 1, to + i * outer_row + v * lanes, outer_row, true);
             }
         }
     }
+    // The numbers that add_outer adds to, and the sum for [i, p].
+    int64_t outer_size() const { return (states + tall - 1) / tall * tall * outer_row; }
+    S outer(const S* sums, int64_t i, int64_t p) const {
+        return across ? sum_lanes<S>(load<S>(sums + i * outer_row + p * lanes))[0] : sums[i * outer_row + p];
+    }
 
 private:
+    static constexpr int tall = 4, wide = 2;  // the vectors of a tile of an outer product
+
     // Of `whole` in parts of at most `most`, nearly equal.
     static int64_t even_part(int64_t whole, int64_t most) {
         const int64_t parts = (whole + most - 1) / most;
@@ -176,20 +191,14 @@ private:
     }
 
     void add_outer_across(const S* left, const S* right, int64_t steps, S* to) const {
-        constexpr int tall = 4, wide = 2;
         for (int64_t i = 0; i < states; i += tall) {
             for (int64_t p = 0; p < states; p += wide) {
                 ProductTerm<S> terms[most_rows];
-                alignas(32) S sums[tall * wide * lanes];
                 for (int r = 0; r < rows; ++r) {
                     const S *x = left + i * gap + r * lanes, *y = right + p * gap + r * lanes;
                     terms[r] = {x, gap, stride, y, gap, stride, steps};
                 }
-                tile<tall, wide, S, Vec<S>>(terms, rows, sums, wide * lanes, false);
-                for (int64_t k = 0; k < tall * wide; ++k) {
-                    const int64_t g = i + k / wide, v = p + k % wide;
-                    if (g < states && v < states) to[g * padded + v] += sum_lanes<S>(load<S>(sums + k * lanes))[0];
-                }
+                sum_tile<tall, wide, S, Vec<S>>(terms, rows, to + i * outer_row + p * lanes, outer_row, true);
             }
         }
     }
@@ -231,27 +240,42 @@ struct Factor {
     const S* step;
 };
 
+// The sum of the products, with the transposed matrices if `back`: of G states at a time, where V rows of sequences are
+// in the lanes.
+template <int G, int V, class S>
+__attribute__((noinline)) void multiply_across(const Layout<S>& layout, const Factor<S>* factors, int count, bool back,
+                                               S* to) {
+    constexpr int64_t gap = V * lanes_of<S>;
+    const int64_t states = layout.states, apart = back ? 1 : layout.padded, along = back ? layout.padded : 1;
+    for (int64_t n = 0; n < states; n += G) {
+        const int64_t i = std::min(n, states - G);
+        ProductTerm<S> terms[2];
+        for (int k = 0; k < count; ++k) {
+            terms[k] = {&factors[k].matrix.rows[i * apart], apart, along, factors[k].step, lanes_of<S>, gap, states};
+        }
+        sum_tile<G, V, S>(terms, count, to + i * gap, gap, false);
+    }
+}
+// By the number of states at a time and of rows.
+template <class S>
+using ProductAcross = void (*)(const Layout<S>&, const Factor<S>*, int, bool, S*);
+template <class S>
+constexpr ProductAcross<S> products_across[][2] = {{multiply_across<1, 1, S>, multiply_across<1, 2, S>},
+                                                   {multiply_across<2, 1, S>, multiply_across<2, 2, S>},
+                                                   {multiply_across<3, 1, S>, multiply_across<3, 2, S>},
+                                                   {multiply_across<4, 1, S>, multiply_across<4, 2, S>}};
+
 // The sum of the products, with the transposed matrices if `back`.
 template <class S>
 __attribute__((noinline)) void multiply(const Layout<S>& layout, std::initializer_list<Factor<S>> factors, bool back,
                                         S* to) {
     constexpr int lanes = lanes_of<S>;
-    const int64_t states = layout.states, padded = layout.padded, gap = layout.gap;
-    ProductTerm<S> terms[2];
+    const int64_t states = layout.states;
     if (layout.across) {
-        const int64_t tall = states < 4 ? 1 : 4;
-        const TileProduct<S> tile = tall == 4 ? tiles_of_four<S>[layout.rows - 1] : tiles_of_one<S>[layout.rows - 1];
-        for (int64_t n = 0; n < states; n += tall) {
-            const int64_t i = std::min(n, states - tall);
-            int count = 0;
-            for (const Factor<S>& factor : factors) {
-                const S* x = &factor.matrix.rows[back ? i : i * padded];
-                terms[count++] = {x, back ? 1 : padded, back ? padded : 1, factor.step, lanes, gap, states};
-            }
-            tile(terms, count, to + i * gap, gap, false);
-        }
-        return;
+        const auto product = products_across<S>[std::min<int64_t>(states, 4) - 1][layout.rows - 1];
+        return product(layout, factors.begin(), int(factors.size()), back, to);
     }
+    ProductTerm<S> terms[2];
     const TileProduct<S>* tiles = layout.rows == 1 ? tiles_of_one<S> : tiles_of_four<S>;
     for (int64_t v = 0; v < layout.width; v += layout.band) {
         const int64_t wide = std::min(layout.band, layout.width - v);

@@ -153,6 +153,8 @@ def as_collection(name: str, series: object) -> list[Tensor]:
             raise ValueError(f"{name} must have shape (K, N) or (K, N, D), got {tuple(block.shape)}")
         _warn_if_transposed(name, block)
         lengths = _unpadded_lengths(block)
+        if 0 in lengths and block.numel():
+            raise ValueError(f"{name}[{lengths.index(0)}] must have a value before its NaN padding, got only NaN")
         return [as_series(f"{name}[{k}]", s[:n]) for k, (s, n) in enumerate(zip(block.unbind(), lengths, strict=True))]
     if isinstance(series, str | bytes | Mapping) or not isinstance(series, Iterable):
         raise ValueError(f"{name} must be a collection of series, got a {type(series).__name__}")

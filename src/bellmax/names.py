@@ -23,7 +23,7 @@ PUBLIC = {
         "dtw_neighbors lattice losses nn plots program sklearn use_backend viterbi"
     ),
     "bellmax.nn": (
-        "CRF CTCLoss DTWAlignment DTWLoss Perturbed SegmentationAttention SmoothedMax TDTLoss TagConstraints "
+        "CRF HMM CTCLoss DTWAlignment DTWLoss Perturbed SegmentationAttention SmoothedMax TDTLoss TagConstraints "
         "TransducerLoss tag_constraints"
     ),
     "bellmax.losses": (
@@ -31,7 +31,7 @@ PUBLIC = {
         "structured_hinge structured_perceptron surrogate"
     ),
     "bellmax.sklearn": (
-        "DTWBarycenterClassifier DTWKMeans DTWKernel DTWNeighborsClassifier DTWNeighborsRegressor "
+        "HMM DTWBarycenterClassifier DTWKMeans DTWKernel DTWNeighborsClassifier DTWNeighborsRegressor "
         "DTWNeighborsTransformer"
     ),
     "bellmax.lattice": (
@@ -69,24 +69,34 @@ RENAMED = {
 FOREIGN = {
     "bellmax": {
         "AlignmentCRF": "bellmax.SequenceAlignment",
+        "BaumWelch": "bellmax.sklearn.HMM(...).fit(series)",
         "CKY": "bellmax.SpanTrees",
         "CRF": "bellmax.nn.CRF for a layer, or bellmax.Chain.from_scores for a distribution",
+        "CategoricalHMM": 'bellmax.sklearn.HMM(emissions="categorical")',
         "Constituency": "bellmax.SpanTrees",
+        "DenseHMM": "bellmax.sklearn.HMM",
         "DependencyCRF": "bellmax.DependencyTrees",
         "Distribution": "bellmax.PathDistribution",
         "Eisner": "bellmax.DependencyTrees",
         "Entmax": "bellmax.Tsallis(1.5)",
+        "GMMHMM": "bellmax.sklearn.HMM with an object of your own for emissions=",
+        "GaussianHMM": "bellmax.sklearn.HMM",
         "Graph": "bellmax.DAG, or bellmax.Hypergraph",
-        "HMM": "bellmax.Chain.from_scores, with log-probabilities as scores",
-        "HSMM": "bellmax.SemiMarkov.from_scores",
+        "HMM": (
+            "bellmax.sklearn.HMM to fit by EM, bellmax.nn.HMM for a layer, or bellmax.Chain.from_scores for a "
+            "distribution"
+        ),
+        "HSMM": "bellmax.sklearn.HMM or bellmax.nn.HMM, with max_duration=, or bellmax.SemiMarkov.from_scores",
         "KNeighborsTimeSeriesClassifier": "bellmax.sklearn.DTWNeighborsClassifier",
         "L2": "bellmax.SquaredL2, or bellmax.Tsallis(2), which does not penalize long paths",
         "LCSS": "bellmax.Lattice, see the page on lattices",
         "LinearChain": "bellmax.Chain",
         "LinearChainCRF": "bellmax.nn.CRF for a layer, or bellmax.Chain.from_scores for a distribution",
         "MAS": "bellmax.MonotonicAlignment(...).best_path()",
+        "MultinomialHMM": 'bellmax.sklearn.HMM(emissions="categorical"), for one symbol in each step',
         "NeedlemanWunsch": "bellmax.SequenceAlignment",
         "PCFG": "bellmax.SpanTrees, or bellmax.Hypergraph for a grammar",
+        "PoissonHMM": 'bellmax.sklearn.HMM(emissions="poisson")',
         "RNNT": "bellmax.Transducer",
         "RNNTLoss": "bellmax.nn.TransducerLoss",
         "Segmentation": "bellmax.SemiMarkov",
@@ -102,6 +112,7 @@ FOREIGN = {
         "Viterbi": "bellmax.Chain",
         "backend": "bellmax.backend_info or bellmax.use_backend",
         "barycenter": "bellmax.dtw_barycenter",
+        "baum_welch": "bellmax.sklearn.HMM(...).fit(series)",
         "best_path": "the method of a distribution, such as bellmax.Chain(...).best_path()",
         "cdist": "bellmax.dtw_cdist",
         "ctc": "bellmax.CTC",
@@ -148,6 +159,7 @@ FOREIGN = {
         "ConditionalRandomField": "bellmax.nn.CRF",
         "DTW": "bellmax.nn.DTWLoss or bellmax.nn.DTWAlignment",
         "Entmax15": "bellmax.compat.entmax.Entmax15",
+        "HSMM": "bellmax.nn.HMM, with max_duration=",
         "LinearChainCRF": "bellmax.nn.CRF",
         "RNNTLoss": "bellmax.nn.TransducerLoss",
         "SoftDTW": "bellmax.nn.DTWLoss",
@@ -181,6 +193,7 @@ FOREIGN = {
         "DTWKNN": "bellmax.sklearn.DTWNeighborsClassifier",
         "DTWSVC": "bellmax.sklearn.DTWKernel in a pipeline with SVC(kernel='precomputed')",
         "GAK": "bellmax.sklearn.DTWKernel",
+        "HSMM": "bellmax.sklearn.HMM, with max_duration=",
         "KMeans": "bellmax.sklearn.DTWKMeans",
         "KNeighborsClassifier": "bellmax.sklearn.DTWNeighborsClassifier",
         "NearestNeighbors": "bellmax.sklearn.DTWNeighborsTransformer, or bellmax.dtw_neighbors",
@@ -263,12 +276,14 @@ _FOREIGN_ARGUMENTS: Mapping[str, str] = {
     "blank_index": "blank",
     "blank_token_id": "blank",
     "cost_matrix": "cost",
+    "covariance_type": "covariance",
     "costs": "cost minimize",
     "dist": "cost",
     "dist_func": "cost",
     "dist_method": "cost",
     "distance": "cost",
     "emission": "emissions",
+    "emissions": "emission",
     "encoding": "scheme",
     "end_transitions": "end",
     "fastemit_lambda": "fastemit",
@@ -276,6 +291,7 @@ _FOREIGN_ARGUMENTS: Mapping[str, str] = {
     "gap": "gap_open",
     "gap_extension": "gap_extend",
     "gap_penalty": "gap_open",
+    "horizon": "steps",
     "extend_gap_score": "gap_extend",
     "ignore_label": "ignore_index",
     "init": "start",
@@ -288,6 +304,7 @@ _FOREIGN_ARGUMENTS: Mapping[str, str] = {
     "lens": "lengths",
     "mask": "lengths",
     "max_iters": "max_iter iterations",
+    "min_covar": "variance_floor",
     "max_iter": "iterations",
     "maxiter": "max_iter iterations",
     "method": "mode",
@@ -297,13 +314,18 @@ _FOREIGN_ARGUMENTS: Mapping[str, str] = {
     "n_classes": "num_tags",
     "n_iter": "max_iter iterations",
     "n_neighbors": "k",
-    "n_samples": "samples",
+    "n_components": "n_states num_states",
+    "n_samples": "samples n_steps",
+    "n_states": "num_states",
+    "n_steps": "steps",
     "n_tags": "num_tags",
     "normalized": "normalize",
     "num_classes": "num_tags",
     "num_iterations": "iterations max_iter",
+    "num_iters": "max_iter iterations",
     "num_labels": "num_tags",
     "num_samples": "samples",
+    "num_states": "n_states",
     "open_gap_score": "gap_open",
     "open_start": "open_begin",
     "penalty": "step_penalties",
@@ -367,8 +389,21 @@ _HINTS_BESIDE = {
     "size_average": ("reduction", 'use reduction="sum" or "mean"'),
     "step_pattern": ("step_weights", "use step_weights= or step_penalties="),
     "subsequence": ("open_end", "use open_begin=True, open_end=True"),
+    # hidden Markov models
+    "algorithm": ("priors", "predict is the Viterbi algorithm; for single states, use predict_proba(X)"),
+    "currstate": ("n_steps", "to continue a series, use forecast(X)"),
+    "implementation": ("priors", "leave it out: the one implementation does not underflow"),
+    "init_params": ("priors", 'use init={"means": ...} for the parameters that you know'),
+    "omega": (
+        "priors",
+        "EM is for negentropy only; use predict_proba(X, omega=...) for sparse posteriors, and bellmax.nn.HMM to train "
+        "under another regularizer",
+    ),
+    "params": ("priors", "EM updates all parameters"),
 }
 """An argument of the function, and the hint for a foreign name if the function has that argument."""
+
+_PARAMETERS_OF_HMM = "startprob", "transmat", "durations", "means", "covars", "emissionprob", "lambdas"
 
 
 def _hints(parameters: Mapping[str, Parameter]) -> dict[str, str]:
@@ -377,6 +412,12 @@ def _hints(parameters: Mapping[str, Parameter]) -> dict[str, str]:
     if "lengths" in parameters:
         hints |= dict.fromkeys(_FOREIGN_LENGTHS, f"use {_LENGTHS_PAIR if _takes_a_pair(parameters) else 'lengths='}")
     hints |= {foreign: hint for foreign, (needed, hint) in _HINTS_BESIDE.items() if needed in parameters}
+    if "priors" in parameters:
+        hints |= {name: f'use init={{"{name}": ...}}' for name in _PARAMETERS_OF_HMM}
+        hints |= {f"{name}_prior": f'use priors={{"{name}": ...}}' for name in _PARAMETERS_OF_HMM}
+        hints |= {name: f'use priors={{"{name}": ...}}' for name in ("means_weight", "covars_weight", "lambdas_weight")}
+    if "X" in parameters:
+        hints["lengths"] = "pass a list of series, such as np.split(X, np.cumsum(lengths)[:-1])"
     if "cost" in list(parameters)[:2]:  # a matrix of costs, the first argument
         hints["metric"] = hints["dist"] = (
             "pass the cost of each pair, such as torch.cdist(x, y), or use bellmax.dtw(x, y)"

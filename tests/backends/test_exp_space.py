@@ -48,7 +48,7 @@ def threads(request):
 
 
 # Sizes around the block sizes of the layouts: 1, 4, the number of lanes, and four times that.
-@pytest.mark.parametrize("states", [1, 2, 9, 17])
+@pytest.mark.parametrize("states", [1, 2, 3, 9, 17])
 @pytest.mark.parametrize("batch", [1, 4, 5, 8, 9, 34, 70])
 def test_every_layout(batch, states, threads):
     assert_agree(scores(batch, 11, states))
@@ -102,6 +102,18 @@ def test_underflows_are_repaired(what, states, batch, threads):
     single = emissions, transitions, start, end
     for got, wanted in zip(results(single, "native"), results([t.double() for t in single], "reference"), strict=True):
         torch.testing.assert_close(got.double(), wanted, rtol=2e-4, atol=2e-6 * max(100.0, wanted.abs().max().item()))
+
+
+# No transition is nearly closed, so states that underflow never matter.
+@pytest.mark.parametrize("depth", [5, 27, 320])
+@pytest.mark.parametrize("spread", [100, 3000])
+def test_states_that_underflow_between_open_transitions(depth, spread, threads):
+    emissions, transitions, start, end = scores(9, 40, 8)
+    transitions = -depth * torch.rand(8, 8, dtype=torch.float64)
+    transitions -= transitions.amax(1, keepdim=True)
+    tensors = emissions * spread, transitions, start, end
+    assert_agree(tensors, tolerance=1e-8)
+    assert_close_to_double([t.float() for t in tensors], rtol=max(2e-4, 1e-6 * spread))
 
 
 @pytest.mark.parametrize("batch", [1, 5, 40])

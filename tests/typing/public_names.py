@@ -164,9 +164,14 @@ def layers() -> None:
     context, weights = nn.SegmentationAttention(3, 4, num_heads=2)(
         torch.rand(2, 5, 3), torch.rand(2, 6, 4), mask=torch.ones(2, 5, 6).bool(), is_causal=True
     )
+    hmm = nn.HMM(3, emission=torch.nn.Linear(2, 3), omega="entmax", max_duration=4)
+    log_likelihood: Tensor = hmm(torch.rand(2, 5, 2), lengths=[5, 3]).value
+    state, posterior = hmm.filter(torch.rand(2, 5, 2), hmm.start(2))
+    forecast: Tensor = hmm.forecast(state, steps=3)
     solver = nn.Perturbed(lambda cost: bx.DTW(cost, omega="hard"), noise="normal", samples=3, sigma=0.5)
     value, path = solver(torch.rand(4, 3))
     _ = loss, ctc, rnnt, tdt, dtw, alignment, pooled, context, weights, value, path
+    _ = log_likelihood, posterior, forecast, state.value
 
 
 def all_losses() -> None:
@@ -196,6 +201,7 @@ def estimators() -> None:
     sklearn.DTWBarycenterClassifier(max_iter_barycenter=2).fit(series, classes).predict(series)
     sklearn.DTWKMeans(n_clusters=2, max_iter=1, max_iter_barycenter=2).fit(series)
     sklearn.DTWKernel().fit(series).transform(series)
+    sklearn.HMM(1, max_iter=2, tol=None).fit(series).predict(series)
 
 
 def figures() -> None:

@@ -7,6 +7,7 @@ from bellmax.nn.attention import SegmentationAttention
 from bellmax.nn.crf import CRF
 from bellmax.nn.ctc import CTCLoss
 from bellmax.nn.dtw import DTWAlignment, DTWLoss
+from bellmax.nn.hmm import HMM
 from bellmax.nn.perturbed import Perturbed
 from bellmax.nn.pooling import SmoothedMax
 from bellmax.nn.tags import TagConstraints, tag_constraints
@@ -14,6 +15,7 @@ from bellmax.nn.transducer import TDTLoss, TransducerLoss
 
 __all__ = [
     "CRF",
+    "HMM",
     "CTCLoss",
     "DTWAlignment",
     "DTWLoss",

@@ -1,4 +1,4 @@
-"""Estimators for scikit-learn: nearest neighbors, clusters, barycenters and kernels of time series under DTW.
+"""Estimators for scikit-learn: neighbors, clusters and kernels of time series under DTW, and hidden Markov models.
 
 The argument ``X`` of all estimators is a collection of n series, as in :func:`bellmax.dtw_cdist`: an array (n, time) or
 (n, time, features), a data frame with a series in each row, or a list of series of any lengths. In an array or a frame,
@@ -26,10 +26,12 @@ except ImportError as error:
     raise ImportError("bellmax.sklearn needs scikit-learn: pip install 'bellmax[sklearn]'") from error
 
 from bellmax.sklearn.centers import DTWBarycenterClassifier, DTWKMeans
+from bellmax.sklearn.hmm import HMM
 from bellmax.sklearn.kernels import DTWKernel
 from bellmax.sklearn.neighbors import DTWNeighborsClassifier, DTWNeighborsRegressor, DTWNeighborsTransformer
 
 __all__ = [
+    "HMM",
     "DTWBarycenterClassifier",
     "DTWKMeans",
     "DTWKernel",

@@ -24,14 +24,9 @@ from bellmax.tensors import promote_half
 Series = list[Tensor]
 
 
-class SeriesEstimator(BaseEstimator):
+class CollectionEstimator(BaseEstimator):
     """An estimator whose ``X`` is a collection of series."""
 
-    cost: Cost
-    band: float | None
-    omega: str | Regularizer
-    gamma: Any
-    divergence: str | None
     n_jobs: int | None
     verbose: int
 
@@ -45,7 +40,7 @@ class SeriesEstimator(BaseEstimator):
     # --- data
 
     def _read(self, X: Collection, *, reset: bool) -> Series:
-        """Return the series (length, features) of X as tensors on the CPU, all finite and of one dtype.
+        """Return the series (length, features) of X as valid tensors on the CPU, of one dtype.
 
         ``reset`` is True in ``fit``, which determines the number of features, and False later, as in scikit-learn.
         """
@@ -54,7 +49,7 @@ class SeriesEstimator(BaseEstimator):
         collection = X
         if _is_table(X):
             collection = validate_data(self, X, reset=reset, dtype=(np.float64, np.float32), ensure_all_finite=False)
-        series = [promote_half(s.detach().cpu()) for s in as_floating(as_collection("X", collection))]
+        series = self._as_floating([s.detach().cpu() for s in as_collection("X", collection)])
         if reset:
             if not series:
                 raise ValueError("X must hold at least one series, got none")
@@ -65,8 +60,23 @@ class SeriesEstimator(BaseEstimator):
                 self._is_univariate = getattr(collection, "ndim", 0) == 2
             if not _is_table(X):
                 self._set_n_features_in(series)
-        _check_series(series, self._features)
+        for k, x in enumerate(series):
+            if x.shape[1] != self._features:
+                hint = transposed(min(self._features, x.shape[1]) > 1)
+                needed = f"X[{k}] must have {self._features} features, as the series of fit"
+                raise ValueError(f"{needed}, got {x.shape[1]}{hint}")
+            self._check_values(f"X[{k}]", x)
         return series
+
+    def _as_floating(self, series: Series) -> Series:
+        """Convert series to one floating point dtype."""
+        return [promote_half(s) for s in as_floating(series)]
+
+    def _check_values(self, name: str, x: Tensor) -> None:
+        """Raise ``ValueError`` if a series has a value that is not finite."""
+        if not bool(x.isfinite().all()):
+            step = int((~x.isfinite()).any(1).nonzero()[0])
+            raise ValueError(f"{name} must be finite, except for NaN padding at its end, got NaN or inf at step {step}")
 
     def _set_n_features_in(self, series: Series) -> None:
         """Set ``n_features_in_`` to the number of steps if X was not a table: scikit-learn checks later tables by it.
@@ -98,7 +108,26 @@ class SeriesEstimator(BaseEstimator):
         """Convert series (..., time, features) to an array in the layout of X: (..., time) if it was univariate."""
         return (series.squeeze(-1) if self._is_univariate else series).numpy()
 
-    # --- the distance
+    @contextmanager
+    def _threads(self) -> Iterator[None]:
+        """Run the body with ``n_jobs`` threads of torch, then restore the number of threads."""
+        num_threads = torch.get_num_threads()
+        if self.n_jobs is not None:
+            torch.set_num_threads(effective_n_jobs(self.n_jobs))
+        try:
+            yield
+        finally:
+            torch.set_num_threads(num_threads)
+
+
+class SeriesEstimator(CollectionEstimator):
+    """An estimator that compares series by DTW."""
+
+    cost: Cost
+    band: float | None
+    omega: str | Regularizer
+    gamma: Any
+    divergence: str | None
 
     @property
     def _omega(self) -> Regularizer:
@@ -110,17 +139,6 @@ class SeriesEstimator(BaseEstimator):
     def _measure_options(self) -> dict[str, Any]:
         """Return the keyword arguments that :func:`bellmax.dtw_cdist` and its relatives have in common."""
         return {"cost": self.cost, "band": self.band, "omega": self._omega, "divergence": self.divergence}
-
-    @contextmanager
-    def _threads(self) -> Iterator[None]:
-        """Run the body with ``n_jobs`` threads of torch, then restore the number of threads."""
-        num_threads = torch.get_num_threads()
-        if self.n_jobs is not None:
-            torch.set_num_threads(effective_n_jobs(self.n_jobs))
-        try:
-            yield
-        finally:
-            torch.set_num_threads(num_threads)
 
 
 def _is_table(X: Any) -> bool:
@@ -134,14 +152,3 @@ def _is_table(X: Any) -> bool:
     if isinstance(cells, np.ndarray) and cells.dtype.kind == "O" and cells.size:
         return np.ndim(cells.flat[0]) == 0
     return getattr(cells, "ndim", 2) != 3
-
-
-def _check_series(series: Series, features: int) -> None:
-    """Raise ``ValueError`` if a series has another number of features, or a value that is not finite."""
-    for k, x in enumerate(series):
-        if x.shape[1] != features:
-            hint = transposed(min(features, x.shape[1]) > 1)
-            raise ValueError(f"X[{k}] must have {features} features, as the series of fit, got {x.shape[1]}{hint}")
-        if not bool(x.isfinite().all()):
-            step = int((~x.isfinite()).any(1).nonzero()[0])
-            raise ValueError(f"X[{k}] must be finite, except for NaN padding at its end, got NaN or inf at step {step}")
