@@ -62,6 +62,9 @@ class AutomatonProgram(Program):
         batch = theta[0].shape[0]
         return theta[0].new_empty((batch, count, self.longest(theta, index)), dtype=torch.int64)
 
+    def key(self, theta: Tensors, index: Tensors) -> Tensors:
+        return [*index, torch.tensor(theta[2].shape[1])]
+
     # --- checks
 
     def used(self, theta: Tensors, index: Tensors) -> list[Tensor | None]:
@@ -123,13 +126,21 @@ class AutomatonProgram(Program):
         )
         return torch.cat(blocks, 1)
 
+    def _block_shapes(self, slots: Slots, steps: int) -> list[tuple[int, int]]:
+        """Return (frames, slots) of the blocks of edges: start, emitting arcs, ε-arcs and end."""
+        widths = (part.shape[-1] for part in (slots.state, slots.emitting, slots.epsilon, slots.end))
+        return list(zip((steps + 1, steps, steps + 1, steps + 1), widths, strict=True))
+
+    def _offsets(self, slots: Slots, steps: int) -> list[int]:
+        """Return the number of the first edge of each block."""
+        sizes = [math.prod(shape) for shape in self._block_shapes(slots, steps)]
+        return [sum(sizes[:n]) for n in range(4)]
+
     def _blocks(self, edges: Tensor, slots: Slots, steps: int) -> list[Tensor]:
-        """Return numbers of edges (..., E) block by block, (..., frames, slots): start, emitting, ε and end."""
-        frames = steps + 1, steps, steps + 1, steps + 1
-        widths = [part.shape[-1] for part in (slots.state, slots.emitting, slots.epsilon, slots.end)]
-        parts = edges.split([n * width for n, width in zip(frames, widths, strict=True)], -1)
-        triples = zip(parts, frames, widths, strict=True)
-        return [part.reshape(*edges.shape[:-1], n, width) for part, n, width in triples]
+        """Return numbers of edges (..., E) block by block, (..., frames, slots)."""
+        shapes = self._block_shapes(slots, steps)
+        parts = edges.split([math.prod(shape) for shape in shapes], -1)
+        return [part.reshape(*edges.shape[:-1], *shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def onto_scores(self, edges: Tensor, theta: Tensors, index: Tensors) -> Tensors:
         (log_probs, arcs, start, final), (_, slots) = theta, self._unrolled(theta, index)
@@ -161,6 +172,52 @@ class AutomatonProgram(Program):
         return by_slot.gather(2, slots.state.argsort(-1).unsqueeze(1).expand(by_slot.shape))
 
     # --- paths
+
+    def arc_edges(self, theta: Tensors, index: Tensors) -> slice:
+        """Return the edges of the expansion that are arcs."""
+        _, first, _, last = self._offsets(self._unrolled(theta, index)[1], theta[0].shape[1])
+        return slice(first, last)
+
+    def arc_counts(self, edges: Tensor, theta: Tensors, index: Tensors) -> Tensor:
+        """Sum numbers of edges (B, E) over the edges of each emitting arc at each frame, (B, T, A)."""
+        _, slots = self._unrolled(theta, index)
+        _, emitting, _, _ = self._blocks(edges, slots, theta[0].shape[1])
+        arcs = torch.where(slots.emitting < 0, theta[1].shape[1], slots.emitting).unsqueeze(1)
+        counts = edges.new_zeros((*emitting.shape[:2], theta[1].shape[1] + 1))
+        return counts.scatter_add(2, arcs.expand(emitting.shape), emitting)[..., :-1]
+
+    def edge_numbers(self, paths: Tensor, first: Tensor, last: Tensor, theta: Tensors, index: Tensors) -> Tensor:
+        """Return the edges (K, B, L + 2) of the expansion that paths take, −1 for none.
+
+        Args:
+            paths: Arc numbers, (K, B, L), padded with −1.
+            first: The state in which each path begins, (K, B).
+            last: The state in which each path ends, (K, B).
+            theta: The scores.
+            index: The integers.
+
+        """
+        (lengths, arcs), (_, slots), steps = index, self._unrolled(theta, index), theta[0].shape[1]
+        labels = labels_of(paths.movedim(0, 1), arcs).movedim(1, 0)
+        is_emitting = (labels >= 0).long()
+        frame = (is_emitting.cumsum(-1) - is_emitting).clamp(max=steps)  # the frame that an emitting arc takes
+        arc, offsets = paths.clamp(min=0), self._offsets(slots, steps)
+
+        def slot_of(numbers: Tensor, asked: Tensor, count: int) -> Tensor:
+            """Return the slots of numbers (K, B, n), given the numbers of slots."""
+            slot = torch.arange(numbers.shape[1], device=numbers.device).expand(numbers.shape)
+            entries = torch.where(numbers < 0, count, numbers)
+            inverse = numbers.new_full((len(numbers), count + 1), -1).scatter(1, entries, slot)
+            return inverse.expand(asked.shape[1], -1).expand(len(asked), -1, -1).gather(2, asked)
+
+        count, states = theta[1].shape[1], theta[2].shape[1]
+        emitting = offsets[1] + frame * slots.emitting.shape[1] + slot_of(slots.emitting, arc, count)
+        epsilon = offsets[2] + frame * slots.epsilon.shape[1] + slot_of(slots.epsilon, arc, count)
+        begin = slot_of(slots.state, first.unsqueeze(-1), states)
+        end = slot_of(slots.end, last.unsqueeze(-1), states)
+        end = offsets[3] + lengths.unsqueeze(-1) * slots.end.shape[1] + end
+        between = torch.where(is_emitting > 0, emitting, epsilon).masked_fill(paths < 0, -1)
+        return torch.cat((begin, between, end), -1)
 
     def compact_paths(self, edges: Tensor, theta: Tensors, index: Tensors) -> Tensor:
         unrolled, slots = self._unrolled(theta, index)
