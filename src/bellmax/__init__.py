@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 
 import bellmax.dtw as _  # noqa: F401  first: importing this module later would replace the function bellmax.dtw
 from bellmax import lattice, losses
+from bellmax.automata import Automaton
 from bellmax.backends.choice import use_backend
 from bellmax.checking import check_regularizer
 from bellmax.distribution import PathDistribution
@@ -66,6 +67,7 @@ __all__ = [
     "CTC",
     "DAG",
     "DTW",
+    "Automaton",
     "BeliefPropagation",
     "Chain",
     "DependencyTrees",
