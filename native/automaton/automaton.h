@@ -27,8 +27,8 @@ struct AutomatonArrays {
     Batched start, final;  // (states)
 };
 
-// The tape is (batch, rows, width). It has a row for each frame from 0 to `steps`, or for each n-th frame, from which the
-// sweeps compute the frames in between again. The layout of a row is in frames.h.
+// The tape is (batch, size). It has a row for each frame from 0 to `steps` if there is room, else for each n-th frame, from
+// which the sweeps compute the frames in between again. The layout of a row is in frames.h.
 template <class S>
 struct AutomatonProblem {
     std::int64_t batch, steps, labels, arcs, states;
@@ -39,14 +39,17 @@ struct AutomatonProblem {
     const std::int32_t* descriptor;  // (batch or 1, arcs, 3): source, target, label; −1 for ε, and in rows without an arc
     bool is_shared;                  // one automaton for all members
     double* tape;                    // only forward writes it; null if only the value is wanted
-    std::int64_t rows, width;
+    std::int64_t tape_size, width;   // of one member, and of a row
 
     const std::int32_t* automaton(std::int64_t member) const {
         return descriptor + (is_shared ? 0 : member * arcs * 3);
     }
-    std::int64_t frames_per_row() const { return (steps + rows) / rows; }
+    std::int64_t frames_per_row() const {
+        const std::int64_t rows = tape_size / width;
+        return (steps + rows) / rows;
+    }
     double* row(std::int64_t member, std::int64_t frame) const {
-        return tape + (member * rows + frame / frames_per_row()) * width;
+        return tape + member * tape_size + frame / frames_per_row() * width;
     }
 };
 
