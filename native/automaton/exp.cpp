@@ -1,0 +1,413 @@
+// Sweeps under negentropy as products: a_t ∝ exp(values of frame t), by sums of multiplications over the arcs.
+//
+// Each member has its scale: with E = exp(log_probs[t] − max) and W = exp(arcs − max), a_t = E ∘ (W a_{t−1}) / 2^k, where k
+// makes the greatest number of a frame lie in [1, 2). Backward, b_t is the derivative of log Z by a_t, so that
+// Σ a_t b_t = 1, and the expected number of times that an arc is taken is a · W E b 2^−k.
+//
+// A number that underflows is lost with all paths through its node. If none of the factors is small, nothing can
+// underflow. Otherwise a sweep finds the greatest b: what is lost at a node is less than 2^−1022 b of Z. If that is not
+// negligible, the member is swept in log space.
+#include "exp.h"
+
+#include <atomic>
+
+#include "../omega/negentropy.h"
+#include "frames.h"
+
+namespace bellmax::BELLMAX_ARCH::automata {
+namespace {
+
+using Mask = decltype(V{} < V{});
+constexpr double least_factor = 1e-50, least_number = 1e-200;  // a product of two factors and a number is normal
+constexpr double greatest_loss = 1e270, greatest_factor = 1e100;
+
+// Edges into a place that have the same label.
+struct Run {
+    int32_t begin, end;
+};
+
+// The emitting edges of a plan in runs; begin: by place.
+struct Runs {
+    std::vector<int32_t> begin;
+    std::vector<Run> runs;
+
+    explicit Runs(const Plan& plan) {
+        for (int64_t p = 0; p < plan.states; ++p) {
+            begin.push_back(int32_t(runs.size()));
+            for (int32_t e = plan.begin[std::size_t(p)]; e < plan.middle[std::size_t(p)]; ++e) {
+                if (e == plan.begin[std::size_t(p)] || !continues(plan, e)) runs.push_back({e, e});
+                runs.back().end = e + 1;
+            }
+        }
+        begin.push_back(int32_t(runs.size()));
+    }
+
+private:
+    static bool continues(const Plan& plan, int64_t e) {
+        const int32_t* const label = plan.label.data() + e * plan.copies;
+        return std::equal(label, label + plan.copies, label - plan.copies);
+    }
+};
+
+template <class S, bool is_shared, bool has_one_weight>
+class Products {
+    static constexpr int copies = is_shared ? 1 : lanes, columns = has_one_weight ? 1 : lanes;
+    const Members<S>& group;
+    const Plan& plan = group.plan;
+    const AutomatonProblem<S>& problem = group.problem;
+    static constexpr double unit = omega::Negentropy<double>::unit;
+    const Runs runs{plan};
+    const int64_t size = plan.states * lanes;
+    const Array<double> weight = scratch<double>(plan.edges * columns), start = scratch<double>(size),
+                        final = scratch<double>(size), frame = scratch<double>(plan.labels * lanes);
+    V arc_top, start_top, final_top;
+    Mask is_small{}, is_bad{};
+    bool has_invalid = false;
+    Pace pace;
+
+public:
+    explicit Products(const Members<S>& own) : group(own) { read_constants(); }
+
+    // --- forward
+
+    bool forward(S* value, std::vector<char>& fails) {
+        const Array<double> numbers = scratch<double>(2 * size), exponents = scratch<double>((group.longest + 1) * lanes);
+        double *before = numbers.get(), *here = before + size;
+        V offset = start_top, sums{};
+        bool good = true;
+        for (int64_t t = 0; t <= group.longest; ++t) {
+            if (t > 0) offset += read_frame(t) + arc_top;
+            const V exponent = solve(t, before, here);
+            store(&exponents[std::size_t(t * lanes)], exponent);
+            offset += exponent;
+            if (problem.tape && t % problem.frames_per_row() == 0) {
+                group.store_row(t, 0, here);
+                group.store_scale(t, 0, offset);
+                group.store_scale(t, 1, exponent);
+            }
+            if (group.ends_at(t)) {
+                const V sum = end_sum(here), log = log2_of(sum) + offset + final_top;
+                for (int l = 0; l < group.members; ++l) {
+                    if (group.length[l] != t) continue;
+                    sums[l] = sum[l];
+                    value[group.b[l]] = S(log[l] / unit);
+                }
+            }
+            std::swap(before, here);
+        }
+        if (any(is_small)) is_bad |= loses(sums, exponents.get(), numbers.get());
+        for (int l = 0; l < group.members; ++l) {
+            if (is_bad[l]) fails[std::size_t(group.b[l])] = true;
+            else good &= value[group.b[l]] < infinity<S>;
+        }
+        return good && !has_invalid;
+    }
+    // --- backward
+
+    void backward(const S* seed, const AutomatonArrays<S>& gradients) {
+        const int64_t stride = problem.frames_per_row();
+        const Array<double> numbers = scratch<double>((stride + 1) * size), masses = zeros<double>(2 * size),
+                            exponents = scratch<double>((stride + 1) * lanes);
+        double *here = masses.get(), *before = here + size;
+        const Terms sums = group.zero_terms();
+        const V own = seeds(seed);
+        for (int64_t block = group.longest / stride; block >= 0; --block) {
+            const int64_t first = block * stride, last = std::min(first + stride, group.longest);
+            for (int64_t t = first; t <= last; ++t) {
+                double* const to = numbers.get() + (t - first) * size;
+                V exponent;
+                if (t == first || stride == 1) {
+                    group.load_row(t, 0, to);
+                    exponent = group.load_scale(t, 1);
+                } else {
+                    read_frame(t);
+                    exponent = solve(t, to - size, to);
+                }
+                store(&exponents[std::size_t((t - first) * lanes)], exponent);
+            }
+            for (int64_t t = last; t > first || t == 0; --t) {
+                const double* const a = numbers.get() + (t - first) * size;
+                if (t > 0) read_frame(t);
+                if (group.ends_at(t)) add_end(t, a, here, sums);
+                std::fill_n(sums.frame.get(), plan.labels * lanes, 0.0);
+                spread(t, power(-load(&exponents[std::size_t((t - first) * lanes)])), t > 0 ? a - size : nullptr, a, before,
+                       here, sums);
+                if (t > 0) group.write_frame(sums.frame.get(), t - 1, own, gradients);
+                std::swap(here, before);
+                std::fill_n(before, size, 0.0);
+            }
+        }
+        for (int64_t e = 0; e < plan.edges; ++e) {
+            const V w = weight_of(e), sum = load(&sums.arcs[std::size_t(e * lanes)]);
+            store(&sums.arcs[std::size_t(e * lanes)], w > V{} ? w * sum : V{});
+        }
+        group.write(sums, own, gradients);
+    }
+
+private:
+    // --- scores
+
+    V weight_of(int64_t e) const {
+        if constexpr (has_one_weight) return broadcast(weight[std::size_t(e)]);
+        else return load(&weight[std::size_t(e * lanes)]);
+    }
+
+    V seeds(const S* seed) const {
+        V v{};
+        for (int l = 0; l < group.members; ++l) v[l] = double(seed[group.b[l]]);
+        return v;
+    }
+
+    // x becomes its exponential, less the greatest of each lane, which is the result; 0 if that is −∞.
+    V exponentials(double* x, int64_t count) {
+        V top = V{} + no_score;
+        auto invalid = top > top;
+        for (int64_t n = 0; n < count; ++n) {
+            const V own = load(x + n * lanes);
+            invalid |= !(own < V{} + infinity<double>);
+            top = greater<double>(own, top);
+        }
+        has_invalid |= any(invalid);
+        top = top > V{} + no_score ? top : V{};
+        const V least = V{} - 166;  // 2^−166 is about least_factor
+        for (int64_t n = 0; n < count; ++n) {
+            const V own = load(x + n * lanes) - top;
+            is_small |= (own < least) & (own > V{} + no_score);
+            store(x + n * lanes, exp2_of(own));
+        }
+        return top;
+    }
+
+    V read_frame(int64_t t) {
+        group.read_frame(problem.theta, t - 1, unit, no_score, frame.get());
+        return exponentials(frame.get(), plan.labels);
+    }
+
+    void read_constants() {
+        const Terms theta = group.read(problem.theta, unit, no_score);
+        std::copy_n(theta.start.get(), size, start.get());
+        start_top = exponentials(start.get(), plan.states);
+        final_top = exponentials(theta.final.get(), plan.states);
+        for (int64_t p = 0; p < plan.states; ++p) {
+            for (int l = 0; l < lanes; ++l) {
+                final[std::size_t(p * lanes + l)] = theta.final[std::size_t(
+                    plan.state_at[std::size_t(plan.copy(p, l))] * lanes + l)];
+            }
+        }
+        arc_top = V{} + no_score;
+        for_edges([&](int64_t e, bool is_emitting) {
+            const V own = load(&theta.arcs[std::size_t(e * lanes)]);
+            has_invalid |= any(!(own < V{} + infinity<double>));
+            if (is_emitting) arc_top = greater<double>(own, arc_top);
+        });
+        if constexpr (has_one_weight) arc_top = broadcast(arc_top[0]);  // of the first lane, which has a member
+        arc_top = arc_top > V{} + no_score ? arc_top : V{};
+        for_edges([&](int64_t e, bool is_emitting) {
+            const V x = load(&theta.arcs[std::size_t(e * lanes)]) - (is_emitting ? arc_top : V{});
+            is_small |= (x < V{} - 166) & (x > V{} + no_score);
+            is_bad |= x > V{} + 330;
+            const V w = exp2_of(lesser<double>(x, V{} + 330));
+            if constexpr (has_one_weight) weight[std::size_t(e)] = w[0];
+            else store(&weight[std::size_t(e * lanes)], w);
+        });
+    }
+    template <class Body>
+    void for_edges(Body body) const {
+        for (int64_t p = 0; p < plan.states; ++p) {
+            const int64_t middle = plan.middle[std::size_t(p)];
+            for (int64_t e = plan.begin[std::size_t(p)]; e < plan.begin[std::size_t(p) + 1]; ++e) body(e, e < middle);
+        }
+    }
+
+    static V power(V exponent) { return exp2_of(exponent); }
+
+    // --- frames
+
+    // Computes the numbers of a frame and returns the exponents by which they are scaled.
+    V solve(int64_t t, const double* __restrict before, double* __restrict here) {
+        pace.spend(plan.edges);
+        const int32_t *const source = plan.source.data(), *const label = plan.label.data();
+        V top{};
+        for (int64_t p = 0; p < plan.states; ++p) {
+            V total{};
+            int32_t e = plan.begin[std::size_t(p)];
+            if (t == 0) total = load(&start[std::size_t(p * lanes)]);
+            for (int32_t r = runs.begin[std::size_t(p)]; t > 0 && r < runs.begin[std::size_t(p) + 1]; ++r) {
+                const Run& run = runs.runs[std::size_t(r)];
+                V sum{}, other{};
+                for (e = run.begin; e + 1 < run.end; e += 2) {
+                    sum += weight_of(e) * pick<is_shared>(before, source + e * copies);
+                    other += weight_of(e + 1) * pick<is_shared>(before, source + (e + 1) * copies);
+                }
+                if (e < run.end) sum += weight_of(e) * pick<is_shared>(before, source + e * copies);
+                total += pick<is_shared>(frame.get(), label + run.begin * copies) * (sum + other);
+            }
+            for (e = plan.middle[std::size_t(p)]; e < plan.begin[std::size_t(p) + 1]; ++e) {
+                total += weight_of(e) * pick<is_shared>(here, source + e * copies);
+            }
+            store(here + p * lanes, total);
+            top = greater<double>(total, top);
+        }
+        is_bad |= !(top < V{} + 1e200);
+        return rescale(top, here);
+    }
+
+    V rescale(V top, double* here) {
+        using Bits = typename Shape<V>::Bits;
+        constexpr std::uint64_t bias = Format<double>::bias;
+        const Bits field = bits<Bits>(top) >> Format<double>::mantissa;
+        V exponent{};
+        for (int l = 0; l < lanes; ++l) exponent[l] = top[l] > 0 && top[l] < 1e200 ? double(field[l]) - double(bias) : 0;
+        const V factor = power(-exponent);
+        for (int64_t p = 0; p < plan.states; ++p) {
+            const V own = load(here + p * lanes) * factor;
+            is_small |= (own < V{} + least_number) & (own > V{});
+            store(here + p * lanes, own);
+        }
+        is_small |= (top < V{} + least_number) & (top > V{});
+        return exponent;
+    }
+
+    V end_sum(const double* here) const {
+        V sum{};
+        for (int64_t p = 0; p < plan.states; ++p) sum += load(here + p * lanes) * load(&final[std::size_t(p * lanes)]);
+        return sum;
+    }
+
+    // The lanes whose members end at a frame, and 0 in the others.
+    V ending(int64_t t, V v) const {
+        for (int l = 0; l < lanes; ++l) v[l] = group.length[l] == t ? v[l] : 0;
+        return v;
+    }
+
+    void add_end(int64_t t, const double* a, double* b, const Terms& sums) const {
+        const V sum = end_sum(a), factor = ending(t, sum > V{} ? 1 / sum : V{});
+        for (int64_t p = 0; p < plan.states; ++p) {
+            const V flow = load(&final[std::size_t(p * lanes)]) * factor, part = flow * load(a + p * lanes);
+            store(b + p * lanes, load(b + p * lanes) + flow);
+            for (int l = 0; l < lanes; ++l) {
+                sums.final[std::size_t(plan.state_at[std::size_t(plan.copy(p, l))] * lanes + l)] += part[l];
+            }
+        }
+    }
+
+    // From b of a frame, `shrink` = 2^−k, to b of the frame before and to the sums; those of arcs are without W.
+    void spread(int64_t t, V shrink, const double* __restrict a_before, const double* a, double* __restrict b_before,
+                double* b, const Terms& sums) {
+        pace.spend(2 * plan.edges);
+        const int32_t *const source = plan.source.data(), *const label = plan.label.data();
+        double* __restrict const arcs = sums.arcs.get();
+        for (int64_t p = plan.states - 1; p >= 0; --p) {
+            const V number = load(a + p * lanes), own = number > V{} ? load(b + p * lanes) : V{};
+            if (!any(own != V{})) continue;
+            for (int32_t e = plan.middle[std::size_t(p)]; e < plan.begin[std::size_t(p) + 1]; ++e) {
+                const int32_t* const from = source + e * copies;
+                add<is_shared>(b, from, weight_of(e) * own);
+                store(arcs + e * lanes, load(arcs + e * lanes) + pick<is_shared>(a, from) * own);
+            }
+            const V scaled = own * shrink;
+            if (t == 0) {
+                store(&sums.start[std::size_t(p * lanes)], load(&start[std::size_t(p * lanes)]) * scaled);
+                continue;
+            }
+            for (int32_t r = runs.begin[std::size_t(p)]; r < runs.begin[std::size_t(p) + 1]; ++r) {
+                const Run& run = runs.runs[std::size_t(r)];
+                const int32_t* const row = label + run.begin * copies;
+                const V gain = pick<is_shared>(frame.get(), row) * scaled;
+                V sum{};
+                for (int32_t e = run.begin; e < run.end; ++e) {
+                    const int32_t* const from = source + e * copies;
+                    const V w = weight_of(e), before = pick<is_shared>(a_before, from);
+                    sum += w * before;
+                    add<is_shared>(b_before, from, w * gain);
+                    store(arcs + e * lanes, load(arcs + e * lanes) + before * gain);
+                }
+                add<is_shared>(sums.frame.get(), row, gain * sum);
+            }
+        }
+    }
+
+    // Whether what may have underflowed is not negligible.
+    Mask loses(V sums, const double* exponents, double* numbers) {
+        double *here = numbers, *before = here + size;
+        std::fill_n(here, 2 * size, 0.0);
+        Mask result = !(sums > V{});
+        for (int64_t t = group.longest; t >= 0; --t) {
+            if (t > 0) read_frame(t);
+            const V factor = ending(t, sums > V{} ? 1 / sums : V{}), shrink = power(-load(exponents + t * lanes));
+            V greatest{};
+            for (int64_t p = plan.states - 1; p >= 0; --p) {
+                const V own = load(here + p * lanes) + load(&final[std::size_t(p * lanes)]) * factor;
+                greatest = greater<double>(own, greatest);
+                pull(t, p, own, shrink, before, here);
+            }
+            result |= !(greatest * greater<double>(shrink, V{} + 1) < V{} + greatest_loss);
+            std::swap(here, before);
+            std::fill_n(before, size, 0.0);
+        }
+        return result & is_small;
+    }
+    void pull(int64_t t, int64_t p, V own, V shrink, double* __restrict before, double* here) const {
+        const int32_t *const source = plan.source.data(), *const label = plan.label.data();
+        for (int32_t e = plan.middle[std::size_t(p)]; e < plan.begin[std::size_t(p) + 1]; ++e) {
+            add<is_shared>(here, source + e * copies, weight_of(e) * own);
+        }
+        const V scaled = own * shrink;
+        for (int32_t r = runs.begin[std::size_t(p)]; t > 0 && r < runs.begin[std::size_t(p) + 1]; ++r) {
+            const Run& run = runs.runs[std::size_t(r)];
+            const V gain = pick<is_shared>(frame.get(), label + run.begin * copies) * scaled;
+            for (int32_t e = run.begin; e < run.end; ++e) add<is_shared>(before, source + e * copies, weight_of(e) * gain);
+        }
+    }
+};
+
+// action(products) with the products of a group.
+template <class S, class Action>
+void with_products(const Members<S>& group, Action action) {
+    if (!group.problem.is_shared) {
+        Products<S, false, false> products(group);
+        action(products);
+    } else if (group.problem.theta.arcs.is_shared) {
+        Products<S, true, true> products(group);
+        action(products);
+    } else {
+        Products<S, true, false> products(group);
+        action(products);
+    }
+}
+
+}  // namespace
+
+template <class S>
+std::vector<int64_t> forward_in_exp_space(const AutomatonProblem<S>& problem, S* value, bool& good) {
+    std::vector<char> fails(std::size_t(problem.batch), false);
+    std::atomic<bool> all_good{true};
+    for_groups(problem, all_members(problem), true, [&](const Members<S>& group) {
+        with_products(group, [&](auto& products) {
+            if (!products.forward(value, fails)) all_good = false;
+        });
+    });
+    good = all_good;
+    std::vector<int64_t> members;
+    for (int64_t b = 0; b < problem.batch; ++b) {
+        if (fails[std::size_t(b)]) members.push_back(b);
+    }
+    return members;
+}
+
+template <class S>
+void backward_in_exp_space(const AutomatonProblem<S>& problem, const std::vector<int64_t>& members, const S* seed,
+                           const AutomatonArrays<S>& gradients) {
+    for_groups(problem, members, true, [&](const Members<S>& group) {
+        with_products(group, [&](auto& products) { products.backward(seed, gradients); });
+    });
+}
+
+template std::vector<int64_t> forward_in_exp_space(const AutomatonProblem<float>&, float*, bool&);
+template std::vector<int64_t> forward_in_exp_space(const AutomatonProblem<double>&, double*, bool&);
+template void backward_in_exp_space(const AutomatonProblem<float>&, const std::vector<int64_t>&, const float*,
+                                    const AutomatonArrays<float>&);
+template void backward_in_exp_space(const AutomatonProblem<double>&, const std::vector<int64_t>&, const double*,
+                                    const AutomatonArrays<double>&);
+
+}  // namespace bellmax::BELLMAX_ARCH::automata
