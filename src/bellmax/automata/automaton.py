@@ -18,7 +18,7 @@ from bellmax.automata.composition import compose
 from bellmax.automata.lexicon import lexicon
 from bellmax.automata.matching import Failing
 from bellmax.automata.reading import Arcs, StateScores, read
-from bellmax.automata.table import LABEL, OUTPUT, Names, Table
+from bellmax.automata.table import OUTPUT, Names, Table
 from bellmax.inputs import Lengths, Numbers, answers_near_misses, check_tensor
 from bellmax.regularizers import Regularizer
 from bellmax.tensors import Gamma
@@ -99,15 +99,6 @@ class Arced:
         )
         return AutomatonPaths(self, log_probs, *tensors, lengths, omega, gamma)
 
-    def labels(self, arcs: Tensor) -> Tensor:
-        """Return the labels along paths, (..., L) int64, one for each frame, padded with −1.
-
-        Args:
-            arcs: The numbers of the arcs of paths, (..., L), as ``decode()`` returns them.
-
-        """
-        return self._symbols(arcs, LABEL)
-
     def outputs(self, arcs: Tensor) -> Tensor:
         """Return the outputs along paths, (..., L) int64, padded with −1.
 
@@ -118,14 +109,10 @@ class Arced:
         >>> yes.outputs(torch.tensor([1, 2, 3, 5, -1]))
         tensor([ 7,  7, -1, -1, -1])
         """
-        return self._symbols(arcs, OUTPUT)
-
-    def _symbols(self, arcs: Tensor, column: int) -> Tensor:
-        """Return a column of the arcs along paths. Arcs that have −1 are left out."""
         number = check_tensor("arcs", arcs).clamp(min=0)
-        symbol = self.arcs[..., column].to(arcs.device).expand(*arcs.shape[:-1], -1).gather(-1, number)
-        symbol = symbol.masked_fill(arcs < 0, -1)
-        return symbol.gather(-1, (symbol < 0).sort(dim=-1, stable=True).indices)
+        output = self.arcs[..., OUTPUT].to(arcs.device).expand(*arcs.shape[:-1], -1).gather(-1, number)
+        output = output.masked_fill(arcs < 0, -1)
+        return output.gather(-1, (output < 0).sort(dim=-1, stable=True).indices)
 
 
 class Automaton(Arced):
