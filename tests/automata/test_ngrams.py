@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from itertools import groupby, product
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,16 @@ def test_a_vocabulary_selects_words_and_maps_others_to_unk(seed: int, tmp_path: 
         numbers = tuple(("newer", "b", "c").index(word) for word in sentence)
         letters = tuple(number + 1 for number in numbers)
         assert by_name[letters, numbers] == pytest.approx([gram_score(grams, sentence)], abs=1e-6)
+
+
+def test_a_label_of_the_vocabulary_can_be_no_word(tmp_path: Path) -> None:
+    grams = random_grams(random.Random(0), ("a", "b"), 2)
+    letters = A.ngram(write_arpa(tmp_path / "letters.arpa", grams), [None, "b", "a"])
+    got = language(A.ctc(vocab=3) @ letters, 3)
+    for frames in product(range(3), repeat=3):
+        outputs = tuple(label for label, _ in groupby(frames) if label)
+        assert got[frames, outputs] == pytest.approx([gram_score(grams, ["_ba"[label] for label in outputs])], abs=1e-6)
+    assert letters.names(torch.tensor([2, 1])) == ["a", "b"]
 
 
 def test_probabilities_of_a_normalized_model_add_up(tmp_path: Path) -> None:
@@ -161,6 +172,7 @@ def test_contexts_must_be_listed(tmp_path: Path) -> None:
     ("vocabulary", "message"),
     [
         ([], "vocabulary must have at least one word, got none"),
+        ([None], "vocabulary must have at least one word, got none"),
         (["a", "a"], "vocabulary must have each word once, got 'a' at positions 0 and 1"),
         (["a", "d"], "the ARPA file has no word 'd', and no word <unk> for unknown words"),
         ("a", "vocabulary must be a sequence of words"),

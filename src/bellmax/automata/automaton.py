@@ -196,6 +196,10 @@ class Automaton(Arced):
     @property
     def arcs(self) -> Tensor:
         """The arcs (A, 4) int64, rows [source, target, label, output]. −1 stands for no label or no output."""
+        return self._arcs
+
+    @cached_property
+    def _arcs(self) -> Tensor:
         return torch.from_numpy(self._table.arcs)
 
     @property
@@ -312,7 +316,7 @@ class Automaton(Arced):
         return cls._of(lexicon(words, scores))
 
     @classmethod
-    def ngram(cls, path: str | Path, vocabulary: Sequence[str] | None = None) -> Automaton:
+    def ngram(cls, path: str | Path, vocabulary: Sequence[str | None] | None = None) -> Automaton:
         """Return the automaton of a back-off n-gram model from an ARPA file.
 
         Labels and outputs are words. Scores are natural logarithms of probabilities. A sentence starts after "<s>" and
@@ -325,8 +329,8 @@ class Automaton(Arced):
 
         Args:
             path: The ARPA file.
-            vocabulary: The words in the order of their labels. By default, the words of the file without "<s>" and
-                "</s>".
+            vocabulary: The words in the order of their labels. None stands for a label that is not a word, such as the
+                blank of CTC. By default, the words of the file without "<s>" and "</s>".
 
         """
         return cls._of(ngram(path, vocabulary))
