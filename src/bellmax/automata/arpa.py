@@ -25,14 +25,15 @@ class Entry(NamedTuple):
     backoff: float
 
 
-def ngram(path: str | Path, vocabulary: Sequence[str] | None) -> Failing:
+def ngram(path: str | Path, vocabulary: Sequence[str | None] | None) -> Failing:
     """Return the automaton of an ARPA file. States are the contexts that matter."""
     entries = Reader(Path(path)).read()
     labels = _labels(entries, vocabulary)
-    names = tuple(vocabulary) if vocabulary is not None else tuple(word for (word,), _ in _unigrams(entries))
+    names = tuple(word or "" for word in (labels if vocabulary is None else vocabulary))
     by_word: dict[str, list[int]] = {}
     for label, word in enumerate(labels):
-        by_word.setdefault(word, []).append(label)
+        if word is not None:
+            by_word.setdefault(word, []).append(label)
     known = {*by_word, BEGIN}
     has_next = {words[:-1] for words in entries if words[-1] == END or words[-1] in by_word}
     contexts: list[Words] = [()]
@@ -76,19 +77,19 @@ def _unigrams(entries: dict[Words, Entry]) -> list[tuple[Words, Entry]]:
     return [(words, entry) for words, entry in entries.items() if len(words) == 1 and words[0] not in (BEGIN, END)]
 
 
-def check_vocabulary(vocabulary: Sequence[str]) -> None:
+def check_vocabulary(vocabulary: Sequence[str | None]) -> None:
     """Raise ``ValueError`` if words are missing or occur twice."""
-    if isinstance(vocabulary, str) or not all(isinstance(word, str) for word in vocabulary):
+    if isinstance(vocabulary, str) or not all(isinstance(word, str | None) for word in vocabulary):
         raise ValueError("vocabulary must be a sequence of words, such as ['yes', 'no']")
-    if not len(vocabulary):
+    if all(word is None for word in vocabulary):
         raise ValueError("vocabulary must have at least one word, got none")
     first: dict[str, int] = {}
     for n, word in enumerate(vocabulary):
-        if first.setdefault(word, n) != n:
+        if word is not None and first.setdefault(word, n) != n:
             raise ValueError(f"vocabulary must have each word once, got {word!r} at positions {first[word]} and {n}")
 
 
-def _labels(entries: dict[Words, Entry], vocabulary: Sequence[str] | None) -> list[str]:
+def _labels(entries: dict[Words, Entry], vocabulary: Sequence[str | None] | None) -> Sequence[str | None]:
     """Return the word of the file for each label: the word with its name, or the unknown word."""
     words = [words[0] for words, _ in _unigrams(entries)]
     if vocabulary is None:
@@ -97,10 +98,10 @@ def _labels(entries: dict[Words, Entry], vocabulary: Sequence[str] | None) -> li
         return words
     check_vocabulary(vocabulary)
     known = {*words}
-    missing = [word for word in vocabulary if word not in known]
+    missing = [word for word in vocabulary if word is not None and word not in known]
     if missing and UNKNOWN not in known:
         raise ValueError(f"the ARPA file has no word {missing[0]!r}, and no word {UNKNOWN} for unknown words")
-    return [word if word in known else UNKNOWN for word in vocabulary]
+    return [word if word is None or word in known else UNKNOWN for word in vocabulary]
 
 
 class Reader:

@@ -18,7 +18,7 @@ from bellmax.automata.composition import compose
 from bellmax.automata.lexicon import lexicon
 from bellmax.automata.matching import Failing
 from bellmax.automata.reading import Arcs, StateScores, read
-from bellmax.automata.table import LABEL, OUTPUT, Names, Table
+from bellmax.automata.table import OUTPUT, Names, Table
 from bellmax.inputs import Lengths, Numbers, answers_near_misses, check_tensor
 from bellmax.regularizers import Regularizer
 from bellmax.tensors import Gamma
@@ -99,15 +99,6 @@ class Arced:
         )
         return AutomatonPaths(self, log_probs, *tensors, lengths, omega, gamma)
 
-    def labels(self, arcs: Tensor) -> Tensor:
-        """Return the labels along paths, (..., L) int64, one for each frame, padded with −1.
-
-        Args:
-            arcs: The numbers of the arcs of paths, (..., L), as ``decode()`` returns them.
-
-        """
-        return self._symbols(arcs, LABEL)
-
     def outputs(self, arcs: Tensor) -> Tensor:
         """Return the outputs along paths, (..., L) int64, padded with −1.
 
@@ -118,14 +109,10 @@ class Arced:
         >>> yes.outputs(torch.tensor([1, 2, 3, 5, -1]))
         tensor([ 7,  7, -1, -1, -1])
         """
-        return self._symbols(arcs, OUTPUT)
-
-    def _symbols(self, arcs: Tensor, column: int) -> Tensor:
-        """Return a column of the arcs along paths. Arcs that have −1 are left out."""
         number = check_tensor("arcs", arcs).clamp(min=0)
-        symbol = self.arcs[..., column].to(arcs.device).expand(*arcs.shape[:-1], -1).gather(-1, number)
-        symbol = symbol.masked_fill(arcs < 0, -1)
-        return symbol.gather(-1, (symbol < 0).sort(dim=-1, stable=True).indices)
+        output = self.arcs[..., OUTPUT].to(arcs.device).expand(*arcs.shape[:-1], -1).gather(-1, number)
+        output = output.masked_fill(arcs < 0, -1)
+        return output.gather(-1, (output < 0).sort(dim=-1, stable=True).indices)
 
 
 class Automaton(Arced):
@@ -209,6 +196,10 @@ class Automaton(Arced):
     @property
     def arcs(self) -> Tensor:
         """The arcs (A, 4) int64, rows [source, target, label, output]. −1 stands for no label or no output."""
+        return self._arcs
+
+    @cached_property
+    def _arcs(self) -> Tensor:
         return torch.from_numpy(self._table.arcs)
 
     @property
@@ -325,7 +316,7 @@ class Automaton(Arced):
         return cls._of(lexicon(words, scores))
 
     @classmethod
-    def ngram(cls, path: str | Path, vocabulary: Sequence[str] | None = None) -> Automaton:
+    def ngram(cls, path: str | Path, vocabulary: Sequence[str | None] | None = None) -> Automaton:
         """Return the automaton of a back-off n-gram model from an ARPA file.
 
         Labels and outputs are words. Scores are natural logarithms of probabilities. A sentence starts after "<s>" and
@@ -338,8 +329,8 @@ class Automaton(Arced):
 
         Args:
             path: The ARPA file.
-            vocabulary: The words in the order of their labels. By default, the words of the file without "<s>" and
-                "</s>".
+            vocabulary: The words in the order of their labels. None stands for a label that is not a word, such as the
+                blank of CTC. By default, the words of the file without "<s>" and "</s>".
 
         """
         return cls._of(ngram(path, vocabulary))
