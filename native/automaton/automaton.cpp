@@ -208,7 +208,8 @@ private:
 template <class S>
 void hessian(const AutomatonProblem<S>& problem, const S* seed, const AutomatonArrays<const S>& z,
              const AutomatonArrays<S>& products) {
-    for_sweeps(problem, all_members(problem), [&](Sweep<S>& sweep) {
+    hessian_in_exp_space(problem, members_by_tape(problem, false), seed, z, products);
+    for_sweeps(problem, members_by_tape(problem, true), [&](Sweep<S>& sweep) {
         const Members<S>& group = sweep.group;
         const Plan& plan = group.plan;
         Tangent<S> tangent(sweep, z);

@@ -49,6 +49,33 @@ private:
     }
 };
 
+// Numbers and exponents of the frames of a block, and of the first frame of the next block, which stays when the block
+// before is visited.
+class Block {
+    const int64_t size;
+    int64_t first = 0;
+    const Array<double> numbers;
+    double *low, *high;
+
+public:
+    const int64_t stride;
+
+    Block(int64_t numbers_of_frame, int64_t frames)
+        : size(numbers_of_frame + lanes),
+          numbers(scratch<double>((frames + 1) * size)),
+          low(numbers.get()),
+          high(low + frames * size),
+          stride(frames) {}
+    void move_to(int64_t frame) {
+        first = frame;
+        std::swap(low, high);
+    }
+    double* at(int64_t t) const {
+        return t == first ? low : t == first + stride ? high : numbers.get() + (t - first) * size;
+    }
+    double* exponent(int64_t t) const { return at(t) + size - lanes; }
+};
+
 template <class S, bool is_shared, bool has_one_weight>
 class Products {
     static constexpr int copies = is_shared ? 1 : lanes, columns = has_one_weight ? 1 : lanes;
@@ -105,43 +132,82 @@ public:
     // --- backward
 
     void backward(const S* seed, const AutomatonArrays<S>& gradients) {
-        const int64_t stride = problem.frames_per_row();
-        const Array<double> numbers = scratch<double>((stride + 1) * size), masses = zeros<double>(2 * size),
-                            exponents = scratch<double>((stride + 1) * lanes);
+        Block block(size, problem.frames_per_row());
+        const Array<double> masses = zeros<double>(2 * size);
         double *here = masses.get(), *before = here + size;
         const Terms sums = group.zero_terms();
         const V own = seeds(seed);
-        for (int64_t block = group.longest / stride; block >= 0; --block) {
-            const int64_t first = block * stride, last = std::min(first + stride, group.longest);
-            for (int64_t t = first; t <= last; ++t) {
-                double* const to = numbers.get() + (t - first) * size;
-                V exponent;
-                if (t == first || stride == 1) {
-                    group.load_row(t, 0, to);
-                    exponent = group.load_scale(t, 1);
-                } else {
-                    read_frame(t);
-                    exponent = solve(t, to - size, to);
-                }
-                store(&exponents[std::size_t((t - first) * lanes)], exponent);
+        for (int64_t first = group.longest / block.stride * block.stride; first >= 0; first -= block.stride) {
+            const int64_t last = std::min(first + block.stride, group.longest);
+            block.move_to(first);
+            group.load_row(first, 0, block.at(first));
+            store(block.exponent(first), group.load_scale(first, 1));
+            // The first frame of the next block is there from before.
+            for (int64_t t = first + 1; t <= last && t < first + block.stride; ++t) {
+                read_frame(t);
+                store(block.exponent(t), solve(t, block.at(t - 1), block.at(t)));
             }
             for (int64_t t = last; t > first || t == 0; --t) {
-                const double* const a = numbers.get() + (t - first) * size;
+                const double* const a = block.at(t);
                 if (t > 0) read_frame(t);
                 if (group.ends_at(t)) add_end(t, a, here, sums);
                 std::fill_n(sums.frame.get(), plan.labels * lanes, 0.0);
-                spread(t, power(-load(&exponents[std::size_t((t - first) * lanes)])), t > 0 ? a - size : nullptr, a, before,
-                       here, sums);
+                spread(t, power(-load(block.exponent(t))), t > 0 ? block.at(t - 1) : nullptr, a, before, here, sums);
                 if (t > 0) group.write_frame(sums.frame.get(), t - 1, own, gradients);
                 std::swap(here, before);
                 std::fill_n(before, size, 0.0);
             }
         }
-        for (int64_t e = 0; e < plan.edges; ++e) {
-            const V w = weight_of(e), sum = load(&sums.arcs[std::size_t(e * lanes)]);
-            store(&sums.arcs[std::size_t(e * lanes)], w > V{} ? w * sum : V{});
+        finish(sums, own, gradients);
+    }
+
+    // --- Hessian products: with each number its derivative along z
+
+    void hessian(const S* seed, const AutomatonArrays<const S>& direction, const AutomatonArrays<S>& products) {
+        int64_t stride = 1;
+        while (stride * stride <= group.longest) ++stride;
+        const Terms z = read_direction(direction);
+        const int64_t kept = 2 * size + lanes;  // with the exponent
+        const Array<double> saved = scratch<double>((group.longest / stride + 1) * kept);
+        const Array<double> masses = zeros<double>(4 * size);
+        Block block(2 * size, stride);
+        double *here = masses.get(), *before = here + 2 * size;
+        const Terms sums = group.zero_terms();
+        const V own = seeds(seed);
+        const auto read = [&](int64_t t) {
+            read_frame(t);
+            group.read_frame(direction, t - 1, 1, 0, z.frame.get());
+            clear_closed(z.frame.get(), frame.get(), plan.labels);
+        };
+        const auto visit = [&](int64_t first, bool is_again) {
+            block.move_to(first);
+            if (first > 0) std::copy_n(&saved[std::size_t(first / stride * kept)], kept, block.at(first));
+            else store(block.exponent(0), solve_along(0, nullptr, block.at(0), z));
+            const int64_t last = std::min(first + stride - is_again, group.longest);
+            for (int64_t t = first + 1; t <= last; ++t) {
+                read(t);
+                store(block.exponent(t), solve_along(t, block.at(t - 1), block.at(t), z));
+            }
+            if (!is_again && last == first + stride) {
+                std::copy_n(block.at(last), kept, &saved[std::size_t(last / stride * kept)]);
+            }
+        };
+        const int64_t end = group.longest / stride * stride;
+        for (int64_t first = 0; first <= end; first += stride) visit(first, false);
+        for (int64_t first = end; first >= 0; first -= stride) {
+            visit(first, true);
+            for (int64_t t = std::min(first + stride, group.longest); t > first || t == 0; --t) {
+                if (t > 0) read(t);
+                if (group.ends_at(t)) add_end_along(t, block.at(t), here, z, sums);
+                std::fill_n(sums.frame.get(), plan.labels * lanes, 0.0);
+                spread_along(t, power(-load(block.exponent(t))), t > 0 ? block.at(t - 1) : nullptr, block.at(t), before,
+                             here, z, sums);
+                if (t > 0) group.write_frame(sums.frame.get(), t - 1, own, products);
+                std::swap(here, before);
+                std::fill_n(before, 2 * size, 0.0);
+            }
         }
-        group.write(sums, own, gradients);
+        finish(sums, own, products);
     }
 
 private:
@@ -291,6 +357,14 @@ private:
         }
     }
 
+    void finish(const Terms& sums, V factor, const AutomatonArrays<S>& to) const {
+        for (int64_t e = 0; e < plan.edges; ++e) {
+            const V w = weight_of(e), sum = load(&sums.arcs[std::size_t(e * lanes)]);
+            store(&sums.arcs[std::size_t(e * lanes)], w > V{} ? w * sum : V{});
+        }
+        group.write(sums, factor, to);
+    }
+
     // From b of a frame, `shrink` = 2^−k, to b of the frame before and to the sums; those of arcs are without W.
     void spread(int64_t t, V shrink, const double* __restrict a_before, const double* a, double* __restrict b_before,
                 double* b, const Terms& sums) {
@@ -326,6 +400,133 @@ private:
             }
         }
     }
+
+    // --- along a direction: numbers of a frame, and then their derivatives
+
+    Terms read_direction(const AutomatonArrays<const S>& direction) const {
+        Terms z = group.read(direction, 1, 0);
+        clear_closed(z.start.get(), start.get(), plan.states);
+        for (int64_t e = 0; e < plan.edges; ++e) {
+            double* const own = &z.arcs[std::size_t(e * lanes)];
+            store(own, weight_of(e) > V{} ? load(own) : V{});
+        }
+        return z;
+    }
+    static void clear_closed(double* z, const double* factor, int64_t count) {
+        for (int64_t n = 0; n < count; ++n) {
+            store(z + n * lanes, load(factor + n * lanes) > V{} ? load(z + n * lanes) : V{});
+        }
+    }
+    // The direction of the final score of a place.
+    V final_along(const Terms& z, int64_t p) const {
+        V own{};
+        for (int l = 0; l < lanes; ++l) {
+            own[l] = z.final[std::size_t(plan.state_at[std::size_t(plan.copy(p, l))] * lanes + l)];
+        }
+        return load(&final[std::size_t(p * lanes)]) > V{} ? own : V{};
+    }
+
+    V solve_along(int64_t t, const double* __restrict before, double* __restrict here, const Terms& z) {
+        pace.spend(2 * plan.edges);
+        const int32_t *const source = plan.source.data(), *const label = plan.label.data();
+        V top{};
+        for (int64_t p = 0; p < plan.states; ++p) {
+            V total{}, change{};
+            if (t == 0) {
+                total = load(&start[std::size_t(p * lanes)]);
+                change = total * load(&z.start[std::size_t(p * lanes)]);
+            }
+            for (int32_t r = runs.begin[std::size_t(p)]; t > 0 && r < runs.begin[std::size_t(p) + 1]; ++r) {
+                const Run& run = runs.runs[std::size_t(r)];
+                V sum{}, along{};
+                for (int32_t e = run.begin; e < run.end; ++e) {
+                    const V w = weight_of(e), a = pick<is_shared>(before, source + e * copies);
+                    sum += w * a;
+                    along += w * (pick<is_shared>(before + size, source + e * copies) + a * load(&z.arcs[e * lanes]));
+                }
+                const V factor = pick<is_shared>(frame.get(), label + run.begin * copies);
+                total += factor * sum;
+                change += factor * (along + sum * pick<is_shared>(z.frame.get(), label + run.begin * copies));
+            }
+            for (int32_t e = plan.middle[std::size_t(p)]; e < plan.begin[std::size_t(p) + 1]; ++e) {
+                const V w = weight_of(e), a = pick<is_shared>(here, source + e * copies);
+                total += w * a;
+                change += w * (pick<is_shared>(here + size, source + e * copies) + a * load(&z.arcs[e * lanes]));
+            }
+            store(here + p * lanes, total);
+            store(here + size + p * lanes, change);
+            top = greater<double>(total, top);
+        }
+        const V exponent = rescale(top, here), factor = power(-exponent);
+        for (double* own = here + size; own < here + 2 * size; own += lanes) store(own, load(own) * factor);
+        return exponent;
+    }
+
+    void add_end_along(int64_t t, const double* a, double* b, const Terms& z, const Terms& sums) const {
+        const V sum = end_sum(a), factor = ending(t, sum > V{} ? 1 / sum : V{});
+        V change{};
+        for (int64_t p = 0; p < plan.states; ++p) {
+            const double* const own = a + p * lanes;
+            change += load(&final[std::size_t(p * lanes)]) * (load(own + size) + load(own) * final_along(z, p));
+        }
+        change *= factor;
+        for (int64_t p = 0; p < plan.states; ++p) {
+            const double* const own = a + p * lanes;
+            const V flow = load(&final[std::size_t(p * lanes)]) * factor, along = flow * (final_along(z, p) - change);
+            const V part = load(own + size) * flow + load(own) * along;
+            store(b + p * lanes, load(b + p * lanes) + flow);
+            store(b + size + p * lanes, load(b + size + p * lanes) + along);
+            for (int l = 0; l < lanes; ++l) {
+                sums.final[std::size_t(plan.state_at[std::size_t(plan.copy(p, l))] * lanes + l)] += part[l];
+            }
+        }
+    }
+
+    void spread_along(int64_t t, V shrink, const double* __restrict a_before, const double* a,
+                      double* __restrict b_before, double* b, const Terms& z, const Terms& sums) {
+        pace.spend(4 * plan.edges);
+        const int32_t *const source = plan.source.data(), *const label = plan.label.data();
+        double* __restrict const arcs = sums.arcs.get();
+        const auto add_flow = [&](int32_t e, V flow) { store(arcs + e * lanes, load(arcs + e * lanes) + flow); };
+        for (int64_t p = plan.states - 1; p >= 0; --p) {
+            const auto is_reached = load(a + p * lanes) > V{};
+            const V own = is_reached ? load(b + p * lanes) : V{}, change = is_reached ? load(b + size + p * lanes) : V{};
+            if (!any((own != V{}) | (change != V{}))) continue;
+            for (int32_t e = plan.middle[std::size_t(p)]; e < plan.begin[std::size_t(p) + 1]; ++e) {
+                const int32_t* const from = source + e * copies;
+                const V w = weight_of(e), along = change + own * load(&z.arcs[e * lanes]);
+                add<is_shared>(b, from, w * own);
+                add<is_shared>(b + size, from, w * along);
+                add_flow(e, pick<is_shared>(a + size, from) * own + pick<is_shared>(a, from) * along);
+            }
+            const V scaled = own * shrink, scaled_change = change * shrink;
+            if (t == 0) {
+                store(&sums.start[std::size_t(p * lanes)],
+                      load(&start[std::size_t(p * lanes)]) *
+                          (scaled_change + scaled * load(&z.start[std::size_t(p * lanes)])));
+                continue;
+            }
+            for (int32_t r = runs.begin[std::size_t(p)]; r < runs.begin[std::size_t(p) + 1]; ++r) {
+                const Run& run = runs.runs[std::size_t(r)];
+                const int32_t* const row = label + run.begin * copies;
+                const V factor = pick<is_shared>(frame.get(), row), gain = factor * scaled,
+                        gain_change = factor * (scaled_change + scaled * pick<is_shared>(z.frame.get(), row));
+                V sum{};
+                for (int32_t e = run.begin; e < run.end; ++e) {
+                    const int32_t* const from = source + e * copies;
+                    const V w = weight_of(e), along = gain_change + gain * load(&z.arcs[e * lanes]);
+                    const V flow = pick<is_shared>(a_before + size, from) * gain + pick<is_shared>(a_before, from) * along;
+                    add<is_shared>(b_before, from, w * gain);
+                    add<is_shared>(b_before + size, from, w * along);
+                    add_flow(e, flow);
+                    sum += w * flow;
+                }
+                add<is_shared>(sums.frame.get(), row, sum);
+            }
+        }
+    }
+
+    // --- precision
 
     // Whether what may have underflowed is not negligible.
     Mask loses(V sums, const double* exponents, double* numbers) {
@@ -403,11 +604,23 @@ void backward_in_exp_space(const AutomatonProblem<S>& problem, const std::vector
     });
 }
 
+template <class S>
+void hessian_in_exp_space(const AutomatonProblem<S>& problem, const std::vector<int64_t>& members, const S* seed,
+                          const AutomatonArrays<const S>& z, const AutomatonArrays<S>& products) {
+    for_groups(problem, members, true, [&](const Members<S>& group) {
+        with_products(group, [&](auto& own) { own.hessian(seed, z, products); });
+    });
+}
+
 template std::vector<int64_t> forward_in_exp_space(const AutomatonProblem<float>&, float*, bool&);
 template std::vector<int64_t> forward_in_exp_space(const AutomatonProblem<double>&, double*, bool&);
 template void backward_in_exp_space(const AutomatonProblem<float>&, const std::vector<int64_t>&, const float*,
                                     const AutomatonArrays<float>&);
 template void backward_in_exp_space(const AutomatonProblem<double>&, const std::vector<int64_t>&, const double*,
                                     const AutomatonArrays<double>&);
+template void hessian_in_exp_space(const AutomatonProblem<float>&, const std::vector<int64_t>&, const float*,
+                                   const AutomatonArrays<const float>&, const AutomatonArrays<float>&);
+template void hessian_in_exp_space(const AutomatonProblem<double>&, const std::vector<int64_t>&, const double*,
+                                   const AutomatonArrays<const double>&, const AutomatonArrays<double>&);
 
 }  // namespace bellmax::BELLMAX_ARCH::automata

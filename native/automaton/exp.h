@@ -18,6 +18,9 @@ std::vector<std::int64_t> forward_in_exp_space(const AutomatonProblem<S>& proble
 template <class S>
 void backward_in_exp_space(const AutomatonProblem<S>& problem, const std::vector<std::int64_t>& members, const S* seed,
                            const AutomatonArrays<S>& gradients);
+template <class S>
+void hessian_in_exp_space(const AutomatonProblem<S>& problem, const std::vector<std::int64_t>& members, const S* seed,
+                          const AutomatonArrays<const S>& z, const AutomatonArrays<S>& products);
 
 }  // namespace automata
 }  // namespace BELLMAX_ARCH

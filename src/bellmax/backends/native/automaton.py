@@ -11,7 +11,7 @@ from bellmax.backends.native.loading import call
 from bellmax.backends.reference.expanded import Expanded
 from bellmax.programs.automaton import AutomatonProgram
 from bellmax.programs.checks import overflow_error
-from bellmax.regularizers import Regularizer
+from bellmax.regularizers import Hard, Regularizer
 from bellmax.tensors import Tensors
 
 _MOST_NUMBERS = 1 << 19  # on the tape of a member with a row for each frame
@@ -86,7 +86,12 @@ class NativeAutomaton(Expanded):
         return paths
 
     def topk(self, theta: Tensors, k: int, index: Tensors, omega: Regularizer) -> tuple[Tensor, Tensor]:
-        scores, paths = theta[0].new_empty(theta[0].shape[0], k), self.program.empty_paths(theta, index, k)
+        batch = theta[0].shape[0]
+        if k == 1:  # the only path of the hard program
+            value, tape = self.forward(theta, index, Hard())
+            uniforms = value.new_zeros((batch, 1, self.program.num_choices(theta, index)), dtype=torch.float64)
+            return value.unsqueeze(1), self.sample(theta, tape, uniforms, index, Hard())
+        scores, paths = theta[0].new_empty(batch, k), self.program.empty_paths(theta, index, k)
         if not self._call("topk", theta, index, omega, scores, paths):
             self.program.check(theta, index)
             raise overflow_error(scores.dtype)  # all scores were valid, so a sum of scores overflowed
