@@ -13,6 +13,7 @@ import argparse
 import random
 import re
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,12 +64,16 @@ def all_dates() -> bx.Automaton:
 
 
 def bigram(strings: Sequence[Sequence[int]]) -> bx.Automaton:
-    """Return the bigram of strings of digits, with one added to each count. A state is the previous digit."""
+    """Return the bigram of strings of digits, with one added to each count. A state is the previous digit.
+
+    A score is the log-probability of a digit given the previous digit, minus the log-probability under which all digits
+    are equally likely. The network has learned on such digits, so its scores contain the second term already.
+    """
     begin, end = 10, 10
     counts = np.ones((11, 11))
     for string in strings:
         np.add.at(counts, ([begin, *string], [*string, end]), 1)
-    scores = np.log(counts / counts.sum(1, keepdims=True))
+    scores = np.log(counts / counts.sum(1, keepdims=True)) + np.log(11)
     arcs = [(source, target, target) for source in range(11) for target in range(10)]
     final = dict(enumerate(scores[:, end]))
     return bx.Automaton(arcs, scores=scores[:, :10].ravel(), start={begin: 0.0}, final=final)
@@ -213,13 +218,18 @@ def figure(model: Network, strings: Sequence[String]) -> Figure:
     end = len(features) * HOP / RATE
     top.imshow(features.T.numpy(), origin="lower", aspect="auto", extent=(0, end, 0, 1), cmap="magma")
     top.set(title="log-mel spectrogram with noise: " + shown(labels - 1), yticks=[])
-    panels = ("output of the network", scores.exp()[0]), ("posteriors among all dates", graph.paths(scores[0]).marginals)
+    panels = (
+        ("output of the network", scores.exp()[0]),
+        ("posteriors among all dates", graph.paths(scores[0]).marginals),
+    )
     for ax, (title, share), heard in zip(axes, panels, read, strict=True):
+        times, values = SECONDS * np.arange(len(share)), share[:, 1:].numpy()
         for digit in range(10):
-            values = share[:, digit + 1].numpy()
-            ax.fill_between(SECONDS * np.arange(len(values)), values, step="mid", color=f"C{digit}", alpha=0.7)
-            if values.max() > 0.3:
-                ax.text(SECONDS * int(values.argmax()), 1.06, digit, ha="center", color=f"C{digit}")
+            ax.fill_between(times, values[:, digit], step="mid", color=f"C{digit}", alpha=0.7)
+        for begin, stop in pairwise([0.0, *joins.tolist(), end]):
+            spoken = np.where((times >= begin) & (times < stop), values.T, 0.0)
+            digit, frame = np.unravel_index(spoken.argmax(), spoken.shape)
+            ax.text(times[frame], 1.06, digit, ha="center", color=f"C{digit}")
         ax.set(title=f"{title}, read as {shown(heard)}", ylim=(0, 1.3), yticks=(0, 0.5, 1))
     for ax in (top, *axes):
         ax.vlines(joins.numpy(), 0, 1, color="tab:red", linestyle="--")
