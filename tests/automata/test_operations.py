@@ -13,7 +13,7 @@ from support.automata import Language, composed, language, random_automaton, sor
 import bellmax as bx
 
 A = bx.Automaton
-SEEDS = range(25)
+SEEDS = range(15)
 
 
 def merged(*languages: Language) -> Language:
@@ -89,7 +89,7 @@ def test_trimming_keeps_names() -> None:
     assert automaton.reverse().states == automaton.states
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(40))
 def test_composition_has_one_path_for_each_pair_of_paths(seed: int) -> None:
     rng = random.Random(seed)
     left, right = (random_automaton(rng, num_arcs=5, epsilon=epsilon) for epsilon in (0.5, 0.5))
