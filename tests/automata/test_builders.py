@@ -8,7 +8,7 @@ from itertools import groupby, product
 
 import pytest
 import torch
-from support.automata import language, walks
+from support.languages import language, walks
 
 import bellmax as bx
 

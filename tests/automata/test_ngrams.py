@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.automata import gram_score, language, random_grams, sentences, write_arpa
+from support.languages import gram_score, language, random_grams, sentences, write_arpa
 
 import bellmax as bx
 

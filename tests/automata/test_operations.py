@@ -8,7 +8,7 @@ from itertools import product
 
 import pytest
 import torch
-from support.automata import Language, composed, language, random_automaton, sort_scores, walks
+from support.languages import Language, composed, language, random_automaton, sort_scores, walks
 
 import bellmax as bx
 
