@@ -198,8 +198,7 @@ class Automaton(Arced):
 
     def __repr__(self) -> str:
         if isinstance(self._content, Failing):
-            table = self._content.table
-            return f"Automaton(num_states={table.num_states}, num_ngrams={len(table.arcs)})"
+            return f"Automaton(num_states={self.num_states}, num_ngrams={len(self._content.table.arcs)})"
         return f"Automaton(num_states={self.num_states}, num_arcs={self.num_arcs})"
 
     # --- content
@@ -221,17 +220,17 @@ class Automaton(Arced):
     @property
     def start(self) -> Tensor:
         """The score of starting in each state, (S,). −∞ for states that are not start states. Differentiable."""
-        return self._table.start.tensor()
+        return self._some_table.start.tensor()
 
     @property
     def final(self) -> Tensor:
         """The score of ending in each state, (S,). −∞ for states that are not final. Differentiable."""
-        return self._table.final.tensor()
+        return self._some_table.final.tensor()
 
     @property
     def states(self) -> Sequence[Hashable]:
         """The names of the states, by their numbers."""
-        return self._table.states
+        return self._some_table.states
 
     @property
     def label_names(self) -> Names | None:
@@ -245,6 +244,7 @@ class Automaton(Arced):
 
     @property
     def _some_table(self) -> Table:
+        """The states and names, without computing the arcs."""
         return self._content if isinstance(self._content, Table) else self._content.table
 
     def names(self, outputs: Tensor) -> list[Any]:
@@ -262,7 +262,11 @@ class Automaton(Arced):
             raise ValueError("names needs an automaton whose outputs have names, such as a lexicon")
         if check_tensor("outputs", outputs).ndim > 1:
             return [self.names(row) for row in outputs]
-        return [names[output] for output in outputs.tolist() if output >= 0]
+        numbers = [output for output in outputs.tolist() if output >= 0]
+        for output in numbers:
+            if output >= len(names):
+                raise ValueError(f"outputs must be below {len(names)}, the number of names, got {output}")
+        return [names[output] for output in numbers]
 
     # --- builders
 
