@@ -19,8 +19,20 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from digits import HOP, RATE, SECONDS, Batch, Network, String, batches, edit_distance, log_mel, loss_of
-from digits import read_recordings, read_strings
+from digits import (
+    HOP,
+    RATE,
+    SECONDS,
+    Batch,
+    Network,
+    String,
+    batches,
+    edit_distance,
+    log_mel,
+    loss_of,
+    read_recordings,
+    read_strings,
+)
 from matplotlib.figure import Figure
 from minimum_risk import TEST, TRAINING, train, with_noise
 from rich.progress import Progress

@@ -63,6 +63,8 @@ def test_scores_keep_their_dtype_and_gradients() -> None:
     automaton = A([(0, 1, 3), (0, 2, 4)], scores=scores, final=final)
     assert automaton.scores is scores
     assert automaton.final is final
+    weight = torch.tensor(0.5, requires_grad=True)
+    assert A([(0, 1, 3), (0, 2, 4)], scores=[weight, 1.0]).scores.requires_grad
     assert A([(0, 1, 3)], scores=torch.tensor([1])).scores.dtype == torch.float64
     for other in (copy.deepcopy(automaton), pickle.loads(pickle.dumps(automaton))):
         assert other.scores.requires_grad
@@ -94,6 +96,7 @@ def test_scores_keep_their_dtype_and_gradients() -> None:
         (lambda: A([(0, 1, 2)], start={"a": 0.0}), "start and final must have states of the arcs as keys, got 'a'"),
         (lambda: A([("a", "b", 2)], start={0: 0.0}), "start must have states of the arcs as keys, got 0"),
         (lambda: A([("a", "b", 2)], final={"b": NAN}), r"final must map states to numbers .*, got nan for state 'b'"),
+        (lambda: A([("a", "b", 2)], final={"b": "x"}), r"final must map states to numbers below \+inf, got 'x' for"),
         (lambda: A([("a", "b", 2)], final={"b": torch.zeros(2)}), r"final must map states to numbers below \+inf, got"),
         (lambda: A([(0, 1, 2)], final=[0.0, NAN]), r"final must be numbers below \+inf, got final\[1\] = nan"),
         (lambda: A([(0, 1, 2)], start={}), "start must give at least one state a score above -inf, got none"),

@@ -8,7 +8,7 @@ from itertools import groupby, product
 
 import pytest
 import torch
-from support.automata import language, walks
+from support.languages import language, walks
 
 import bellmax as bx
 
@@ -104,6 +104,8 @@ def test_outputs_and_names_of_paths() -> None:
     assert graph.names(graph.outputs(paths)) == [["yes", "no"], []]
     with pytest.raises(ValueError, match="names needs an automaton whose outputs have names"):
         A.linear([1]).names(torch.tensor([1]))
+    with pytest.raises(ValueError, match="outputs must be below 2, the number of names, got 2"):
+        graph.names(torch.tensor([2]))
     batch = A.stack([A.linear([3]), graph])
     both = batch.outputs(torch.tensor([[[0, -1, -1], [path[0], path[3], path[5]]]]))
     assert both.tolist() == [[[3, -1, -1], [0, 1, -1]]]

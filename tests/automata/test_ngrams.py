@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.automata import gram_score, language, random_grams, sentences, write_arpa
+from support.languages import gram_score, language, random_grams, sentences, write_arpa
 
 import bellmax as bx
 
@@ -191,8 +191,13 @@ def test_unknown_words_and_empty_files_are_named(tmp_path: Path) -> None:
     path.write_text("\n".join(GOOD), encoding="utf-8")
     with pytest.raises(ValueError, match="must have all words of the left one, but it has no word 'd'"):
         A.lexicon({"a": [1], "d": [2]}) @ A.ngram(path)
+    with pytest.raises(ValueError, match="outputs of the left automaton must have names, but 5 has none"):
+        A.lexicon({"a": [1]}).union(A.linear([5])) @ A.ngram(path, [None, "a"])
     write_arpa(path, {("<s>",): (-99.0, 0.0), ("</s>",): (-1.0, 0.0)})
     with pytest.raises(ValueError, match="must have at least one word other than <s> and </s>, got none"):
+        A.ngram(path)
+    path.write_bytes(b"\xef\xbb\xbf\\data\\\nngram 1=\xff")
+    with pytest.raises(ValueError, match="line 2: must be UTF-8, got"):
         A.ngram(path)
     with pytest.raises(FileNotFoundError):
         A.ngram(tmp_path / "none.arpa")

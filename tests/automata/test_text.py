@@ -7,7 +7,7 @@ import random
 
 import pytest
 import torch
-from support.automata import composed, language, random_automaton, walks
+from support.languages import composed, language, random_automaton, walks
 
 import bellmax as bx
 
