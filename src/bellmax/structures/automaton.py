@@ -76,21 +76,18 @@ class ArcForm(DecodedForm):
         last = torch.where(is_empty, at_rest, pad(last, (0, 1), value=-1).amax(-1).clamp(min=0))
         follows = ~exists[..., 1:] | (exists[..., :-1] & (source[..., 1:] == target[..., :-1]))
         is_path = ((source >= 0) | ~exists).all(-1) & follows.all(-1) & (exists[..., :1].all(-1) | is_empty)
-        is_path &= ((label >= 0).sum(-1) == lengths) & is_start.expand(len(paths), -1, -1).gather(
-            2, first.unsqueeze(-1)
-        ).squeeze(-1)
-        is_path &= is_final.expand(len(paths), -1, -1).gather(2, last.unsqueeze(-1)).squeeze(-1)
+        is_path &= (label >= 0).sum(-1) == lengths
+        member = torch.arange(batch, device=paths.device)
+        is_path &= is_start[member, first] & is_final[member, last]
         return torch.where(number == count, -1, number), first, last, is_path
 
     def check_unique(self, name: str, decoded: Tensor) -> None:
-        (_, _, start, final), _ = self.p._flat_inputs()
+        start, final = self.p._scores[2:]
         is_ambiguous = ((start > -math.inf) & (final > -math.inf)).sum(-1) > 1
-        if is_checked(decoded) and bool(is_ambiguous.any()):
-            is_empty = (decoded == -1).all(-1)
-            if bool((is_empty & is_ambiguous.expand(self.p.batch_shape.numel()).reshape(self.p.batch_shape)).any()):
-                raise ValueError(
-                    f"{name} must have arcs if several states are both start and final, got a path without arcs"
-                )
+        if is_checked(decoded) and bool(((decoded == -1).all(-1) & is_ambiguous).any()):
+            raise ValueError(
+                f"{name} must have arcs if several states are both start and final, got a path without arcs"
+            )
 
     def events(self, decoded: Tensor) -> Tensor:
         labels = self.p._packed_labels(decoded)
@@ -99,14 +96,13 @@ class ArcForm(DecodedForm):
 
     def fault(self, decoded: Tensor) -> Fault:
         arcs, numbers = self.p._solver.integers[1], decoded.tolist()
+        count = int((arcs[:, 0] >= 0).sum())
         path = [arc for arc in numbers if arc != -1]
         if numbers[: len(path)] != path:
             return Fault((numbers.index(-1),), "is padding, but another arc follows it")
         for n, arc in enumerate(path):
-            if not 0 <= arc < len(arcs) or int(arcs[arc, 0]) < 0:
-                return Fault(
-                    (n,), f"must be the number of an arc, from 0 to {int((arcs[:, 0] >= 0).sum()) - 1}, got {arc}"
-                )
+            if not 0 <= arc < count:
+                return Fault((n,), f"must be the number of an arc, from 0 to {count - 1}, got {arc}")
         rows = arcs[path].tolist()
         for n in range(1, len(rows)):
             if rows[n][0] != rows[n - 1][1]:
