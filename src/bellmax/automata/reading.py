@@ -37,11 +37,11 @@ def read(arcs: Arcs, scores: Numbers | None, start: StateScores | None, final: S
         )
     else:
         states = names
-    read_scores = zeros(len(numbers)) if scores is None else _read_scores("scores", scores, len(numbers), "arc")
+    values = zeros(len(numbers)) if scores is None else read_scores("scores", scores, len(numbers), "arc")
     first = one_hot(len(states), 0) if start is None else _read_states("start", start, states)
     is_sink = np.bincount(numbers[:, SOURCE], minlength=len(states)) == 0
     last = one_hot(len(states), *np.flatnonzero(is_sink)) if final is None else _read_states("final", final, states)
-    table = Table(numbers, read_scores, first, last, states)
+    table = Table(numbers, values, first, last, states)
     check(table)
     return table
 
@@ -81,16 +81,18 @@ def _number_states(arcs: Arcs) -> tuple[Any, list[Hashable] | None]:
         return arcs, None
     if isinstance(arcs, str | Mapping) or not isinstance(arcs, Iterable):
         raise ValueError(f"arcs must be rows {_ROWS}, got a {type(arcs).__name__}")
-    rows = [tuple(row) if isinstance(row, Iterable) and not isinstance(row, str) else (row,) for row in arcs]
+    rows: list[tuple[Any, ...]] = [
+        tuple(row) if isinstance(row, Iterable) and not isinstance(row, str) else (row,) for row in arcs
+    ]
     for n, row in enumerate(rows):
         if len(row) not in (3, 4) or not all(isinstance(state, Hashable) for state in row[:2]):
             raise ValueError(f"arcs must be rows {_ROWS}, got arcs[{n}] = {row!r}")
-        for word, number in zip(("label", "output"), row[2:], strict=False):
-            if not _is_integer(number):
+        for word, symbol in zip(("label", "output"), row[2:], strict=False):
+            if not _is_integer(symbol):
                 raise ValueError(f"the {word} of an arc must be an integer, got arcs[{n}] = {row!r}")
     rows = [(*row, row[2]) if len(row) == 3 else row for row in rows]
     if all(_is_integer(state) for row in rows for state in row[:2]):
-        return np.array([[int(cast(Any, entry)) for entry in row] for row in rows], np.int64).reshape(-1, 4), None
+        return np.array([[int(entry) for entry in row] for row in rows], np.int64).reshape(-1, 4), None
     number: dict[Hashable, int] = {}
     numbered = [[*(number.setdefault(state, len(number)) for state in row[:2]), *map(int, row[2:])] for row in rows]
     return np.array(numbered, np.int64), list(number)
@@ -133,7 +135,7 @@ def show_arc(arc: NDArray[np.int64], names: Sequence[Hashable] | None) -> str:
     return str(tuple(row if names is None else (names[row[0]], names[row[1]], *row[2:])))
 
 
-def _read_scores(argument: str, scores: Numbers, size: int, unit: str) -> Scores:
+def read_scores(argument: str, scores: Numbers, size: int, unit: str) -> Scores:
     """Return a vector of scores. Raises ``ValueError`` unless it has ``size`` numbers below +∞."""
     vector = as_tensor(argument, scores)
     if vector.shape != (size,):
@@ -156,7 +158,7 @@ def check_numbers(argument: str, vector: Tensor) -> None:
 def _read_states(argument: str, scores: StateScores, states: Sequence[Hashable]) -> Scores:
     """Return scores of start or final states, −∞ for states that are not in the mapping."""
     if not isinstance(scores, Mapping):
-        return _read_scores(argument, scores, len(states), "state").closed()
+        return read_scores(argument, scores, len(states), "state").closed()
     number = {state: n for n, state in enumerate(states)}
     total = one_hot(len(states))
     for state, score in scores.items():

@@ -63,8 +63,8 @@ class Table:
         has_names = not isinstance(self.states, range)
         states = [self.states[state] for state in kept.tolist()] if has_names else range(len(kept))
         scores = self.scores.take(np.flatnonzero(is_kept))
-        ends = {"start": self.start.take(kept), "final": self.final.take(kept)}
-        return replace(self, arcs=arcs, scores=scores, states=states, **ends)
+        start, final = self.start.take(kept), self.final.take(kept)
+        return replace(self, arcs=arcs, scores=scores, start=start, final=final, states=states)
 
 
 def reachable(pairs: NDArray[np.int64], states: NDArray[np.int64], size: int) -> NDArray[np.bool_]:

@@ -44,6 +44,7 @@ class AutomatonProgram(Program):
     name = "automaton"
     scores = ("log_probs", "arcs", "start", "final")
     index_dims = (0, 2)
+    topk_is_compact = True
 
     # --- sizes
 
@@ -95,7 +96,7 @@ class AutomatonProgram(Program):
         return self._by_edge(z, z, index, 0)
 
     def _unrolled(self, theta: Tensors, index: Tensors) -> tuple[Unrolled, Slots]:
-        """Return the graph, and what its slots stand for in each member of the batch."""
+        """Return the graph, and the meaning of its slots in each member of the batch."""
         members, numbers = _members(index[1])
         unrolled = _unroll(members, theta[0].shape[1], theta[2].shape[1], index[1].device)
         if len(members) == 1:
@@ -113,7 +114,7 @@ class AutomatonProgram(Program):
         def block(entries: Tensor, exists: Tensor) -> Tensor:
             """Return entries (…, n) for n slots and all frames, 0 or more of them, closed where no edge exists."""
             shape = batch, exists.shape[1], entries.shape[-1]
-            return entries.expand(shape).masked_fill(~exists, absent).reshape(batch, -1)
+            return entries.expand(shape).masked_fill(~exists, absent).flatten(1)
 
         labels = slots.label.clamp(min=0).unsqueeze(1).expand(batch, steps, -1)
         emitted = log_probs.gather(2, labels) + _take(arcs, slots.emitting).unsqueeze(1)
@@ -265,7 +266,7 @@ def check_labels(labels: Tensor, classes: int) -> None:
 
 
 class Slots(NamedTuple):
-    """What the slots of the unrolled graph stand for, one row for each automaton, −1 for nothing.
+    """Meaning of the slots of the unrolled graph, one row for each automaton, −1 for nothing.
 
     Automata of a stack share a graph. A slot is an edge at each frame, which an automaton has or has not.
     """
@@ -310,7 +311,7 @@ def _members(arcs: Tensor) -> tuple[tuple[bytes, ...], list[int]]:
         rows = _once(arcs).cpu().numpy()
     number: dict[bytes, int] = {}
     members = [number.setdefault(row.tobytes(), len(number)) for row in rows]
-    return tuple(number), members
+    return tuple(number) or (b"",), members
 
 
 def _rows(member: bytes) -> NDArray[np.int32]:
@@ -446,7 +447,7 @@ def _merge(sequences: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int
 
 def _take(score: Tensor, numbers: Tensor) -> Tensor:
     """Return the entries (B or 1, n) of a score (B or 1, …) with numbers (B or 1, n), of which −1 stands for any."""
-    rows = max(len(score), len(numbers))
+    rows = len(score) if len(numbers) == 1 else len(numbers)
     if not score.shape[1]:
         return score.expand(rows, 0)
     return score.expand(rows, -1).gather(1, numbers.clamp(min=0).expand(rows, -1))

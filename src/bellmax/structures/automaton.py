@@ -33,6 +33,9 @@ class Automaton(Protocol):
         """Rows [source, target, label, output], (A, 4) or (N, A, 4) int64."""
         ...
 
+    @property
+    def num_states(self) -> int: ...
+
 
 class ArcForm(DecodedForm):
     """The numbers of the arcs of a path, (..., L) int64, padded with −1."""
@@ -73,21 +76,18 @@ class ArcForm(DecodedForm):
         last = torch.where(is_empty, at_rest, pad(last, (0, 1), value=-1).amax(-1).clamp(min=0))
         follows = ~exists[..., 1:] | (exists[..., :-1] & (source[..., 1:] == target[..., :-1]))
         is_path = ((source >= 0) | ~exists).all(-1) & follows.all(-1) & (exists[..., :1].all(-1) | is_empty)
-        is_path &= ((label >= 0).sum(-1) == lengths) & is_start.expand(len(paths), -1, -1).gather(
-            2, first.unsqueeze(-1)
-        ).squeeze(-1)
-        is_path &= is_final.expand(len(paths), -1, -1).gather(2, last.unsqueeze(-1)).squeeze(-1)
+        is_path &= (label >= 0).sum(-1) == lengths
+        member = torch.arange(batch, device=paths.device)
+        is_path &= is_start[member, first] & is_final[member, last]
         return torch.where(number == count, -1, number), first, last, is_path
 
     def check_unique(self, name: str, decoded: Tensor) -> None:
-        (_, _, start, final), _ = self.p._flat_inputs()
+        start, final = self.p._scores[2:]
         is_ambiguous = ((start > -math.inf) & (final > -math.inf)).sum(-1) > 1
-        if is_checked(decoded) and bool(is_ambiguous.any()):
-            is_empty = (decoded == -1).all(-1)
-            if bool((is_empty & is_ambiguous.expand(self.p.batch_shape.numel()).reshape(self.p.batch_shape)).any()):
-                raise ValueError(
-                    f"{name} must have arcs if several states are both start and final, got a path without arcs"
-                )
+        if is_checked(decoded) and bool(((decoded == -1).all(-1) & is_ambiguous).any()):
+            raise ValueError(
+                f"{name} must have arcs if several states are both start and final, got a path without arcs"
+            )
 
     def events(self, decoded: Tensor) -> Tensor:
         labels = self.p._packed_labels(decoded)
@@ -96,19 +96,18 @@ class ArcForm(DecodedForm):
 
     def fault(self, decoded: Tensor) -> Fault:
         arcs, numbers = self.p._solver.integers[1], decoded.tolist()
+        count = int((arcs[:, 0] >= 0).sum())
         path = [arc for arc in numbers if arc != -1]
         if numbers[: len(path)] != path:
             return Fault((numbers.index(-1),), "is padding, but another arc follows it")
         for n, arc in enumerate(path):
-            if not 0 <= arc < len(arcs) or int(arcs[arc, 0]) < 0:
-                return Fault(
-                    (n,), f"must be the number of an arc, from 0 to {int((arcs[:, 0] >= 0).sum()) - 1}, got {arc}"
-                )
+            if not 0 <= arc < count:
+                return Fault((n,), f"must be the number of an arc, from 0 to {count - 1}, got {arc}")
         rows = arcs[path].tolist()
         for n in range(1, len(rows)):
             if rows[n][0] != rows[n - 1][1]:
                 left, reached = self.p._name(rows[n][0]), self.p._name(rows[n - 1][1])
-                return Fault((n,), f"is an arc from state {left!r}, but the arc before it leads to {reached!r}")
+                return Fault((n,), f"is an arc from {left!r}, but the arc before it leads to {reached!r}")
         frames, needed = sum(label >= 0 for *_, label in rows), int(self.p.lengths)
         if frames != needed:
             return Fault((), f"must have one arc with a label for each of {needed} frames, got {frames}")
@@ -151,7 +150,7 @@ class AutomatonPaths(PathDistribution):
     >>> automaton = bx.Automaton([("a", "a", 0), ("a", "b", 1), ("b", "b", 1)], final={"b": 0.0})
     >>> p = automaton.paths(torch.zeros(3, 2))          # label 0 any number of times, then label 1 at least once
     >>> p.num_paths, p.decode(), p.labels(p.decode())
-    (tensor(3., dtype=torch.float64), tensor([1, 2, 2]), tensor([1, 1, 1]))
+    (tensor(3., dtype=torch.float64), tensor([0, 0, 1]), tensor([0, 0, 1]))
     >>> p.expected_path
     tensor([[0.6667, 0.3333],
             [0.3333, 0.6667],
@@ -172,7 +171,7 @@ class AutomatonPaths(PathDistribution):
         gamma: Gamma | None = None,
     ) -> None:
         arcs = automaton.arcs.to(check_tensor("log_probs", log_probs).device)
-        _check_shapes(log_probs, arcs, {"scores": scores, "start": start, "final": final})
+        _check_shapes(log_probs, arcs, automaton.num_states, {"scores": scores, "start": start, "final": final})
         event = log_probs.shape[-2:]
         if is_checked(arcs):
             check_labels(arcs.reshape(-1, *arcs.shape[-2:])[..., 2], event[1])
@@ -307,19 +306,16 @@ class AutomatonPaths(PathDistribution):
         return "must have the labels of a path of the automaton"
 
 
-def _check_shapes(log_probs: Tensor, arcs: Tensor, scores: dict[str, Tensor]) -> None:
-    """Raise ``ValueError`` if a tensor does not fit the arcs (A, 4) or (N, A, 4)."""
+def _check_shapes(log_probs: Tensor, arcs: Tensor, states: int, scores: dict[str, Tensor]) -> None:
+    """Raise ``ValueError`` if a tensor does not fit the arcs (A, 4) or (N, A, 4), or the number of states."""
     shape = tuple(log_probs.shape)
     if arcs.ndim > 2 and (len(shape) < 3 or shape[-3] != len(arcs)):
         raise ValueError(f"log_probs must have shape (..., {len(arcs)}, T, V) for {len(arcs)} automata, got {shape}")
     if len(shape) < 2 or not shape[-1]:
         raise ValueError(f"log_probs must have shape (..., T, V) with V >= 1, got {shape}")
-    if check_tensor("scores", scores["scores"]).shape[-1:] != arcs.shape[-2:-1]:
-        raise ValueError(f"scores must have shape (..., {arcs.shape[-2]}), got {tuple(scores['scores'].shape)}")
-    states = check_tensor("start", scores["start"]).shape[-1:]
-    if len(states) < 1 or check_tensor("final", scores["final"]).shape[-1:] != states:
-        got = f"{tuple(scores['start'].shape)} and {tuple(scores['final'].shape)}"
-        raise ValueError(f"start and final must have shape (..., S), got {got}")
+    for (name, tensor), size in zip(scores.items(), (arcs.shape[-2], states, states), strict=True):
+        if check_tensor(name, tensor).shape[-1:] != (size,):
+            raise ValueError(f"{name} must have shape (..., {size}), got {tuple(tensor.shape)}")
 
 
 def _read_lengths(log_probs: Tensor, lengths: Lengths | None) -> Tensor:
