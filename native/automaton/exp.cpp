@@ -4,9 +4,9 @@
 // makes the greatest number of a frame lie in [1, 2). Backward, b_t is the derivative of log Z by a_t, so that
 // Σ a_t b_t = 1, and the expected number of times that an arc is taken is a · W E b 2^−k.
 //
-// A number that underflows is lost with all paths through its node. If none of the factors is small, nothing can
-// underflow. Otherwise a sweep finds the greatest b: what is lost at a node is less than 2^−1022 b of Z. If that is not
-// negligible, the member is swept in log space.
+// A number that underflows is lost with all paths through its node. If no factor and no number is small, nothing can
+// underflow. From the first frame on where one is, a second sweep raises each number to more than what can be lost. If
+// that changes Z, the member is swept in log space.
 #include "exp.h"
 
 #include <atomic>
@@ -19,7 +19,8 @@ namespace {
 
 using Mask = decltype(V{} < V{});
 constexpr double least_factor = 1e-50, least_number = 1e-200;  // a product of two factors and a number is normal
-constexpr double greatest_loss = 1e270, greatest_factor = 1e100;
+// More than what underflows in a sum of products, next to a greatest number that was not scaled or is about 1.
+constexpr double most_lost = 1e-300, negligible = 1e-250;
 
 // Edges into a place that have the same label.
 struct Run {
@@ -98,14 +99,26 @@ public:
     // --- forward
 
     bool forward(S* value, std::vector<char>& fails) {
-        const Array<double> numbers = scratch<double>(2 * size), exponents = scratch<double>((group.longest + 1) * lanes);
+        const Array<double> numbers = scratch<double>(4 * size);
         double *before = numbers.get(), *here = before + size;
-        V offset = start_top, sums{};
-        bool good = true;
+        double *raised_before = here + size, *raised = raised_before + size;
+        V offset = start_top, sums{}, most{};
+        bool good = true, may_lose = any(is_small);
         for (int64_t t = 0; t <= group.longest; ++t) {
             if (t > 0) offset += read_frame(t) + arc_top;
-            const V exponent = solve(t, before, here);
-            store(&exponents[std::size_t(t * lanes)], exponent);
+            if (!may_lose && any(is_small)) {
+                may_lose = true;
+                std::copy_n(before, size, raised_before);
+            }
+            const V exponent = scale_of(solve(t, before, here));
+            scale(here, exponent);
+            if (may_lose) {
+                solve(t, raised_before, raised);
+            } else if (any(is_small)) {
+                may_lose = true;
+                for (int64_t n = 0; n < size; n += lanes) store(raised + n, load(here + n) * power(exponent));
+            }
+            if (may_lose) raise(raised, exponent);
             offset += exponent;
             if (problem.tape && t % problem.frames_per_row() == 0) {
                 group.store_row(t, 0, here);
@@ -114,21 +127,25 @@ public:
             }
             if (group.ends_at(t)) {
                 const V sum = end_sum(here), log = log2_of(sum) + offset + final_top;
+                const V raised_sum = may_lose ? end_sum(raised) + most_lost * double(plan.states) : sum;
                 for (int l = 0; l < group.members; ++l) {
                     if (group.length[l] != t) continue;
                     sums[l] = sum[l];
+                    most[l] = raised_sum[l];
                     value[group.b[l]] = S(log[l] / unit);
                 }
             }
             std::swap(before, here);
+            std::swap(raised_before, raised);
         }
-        if (any(is_small)) is_bad |= loses(sums, exponents.get(), numbers.get());
+        is_bad |= is_small & !(most <= sums * (1 + 1e-13));
         for (int l = 0; l < group.members; ++l) {
             if (is_bad[l]) fails[std::size_t(group.b[l])] = true;
             else good &= value[group.b[l]] < infinity<S>;
         }
         return good && !has_invalid;
     }
+
     // --- backward
 
     void backward(const S* seed, const AutomatonArrays<S>& gradients) {
@@ -145,7 +162,7 @@ public:
             // The first frame of the next block is there from before.
             for (int64_t t = first + 1; t <= last && t < first + block.stride; ++t) {
                 read_frame(t);
-                store(block.exponent(t), solve(t, block.at(t - 1), block.at(t)));
+                store(block.exponent(t), solve_and_scale(t, block.at(t - 1), block.at(t)));
             }
             for (int64_t t = last; t > first || t == 0; --t) {
                 const double* const a = block.at(t);
@@ -289,7 +306,7 @@ private:
 
     // --- frames
 
-    // Computes the numbers of a frame and returns the exponents by which they are scaled.
+    // Computes the numbers of a frame, not yet scaled, and returns the greatest.
     V solve(int64_t t, const double* __restrict before, double* __restrict here) {
         pace.spend(plan.edges);
         const int32_t *const source = plan.source.data(), *const label = plan.label.data();
@@ -314,24 +331,40 @@ private:
             store(here + p * lanes, total);
             top = greater<double>(total, top);
         }
-        is_bad |= !(top < V{} + 1e200);
-        return rescale(top, here);
+        return top;
     }
 
-    V rescale(V top, double* here) {
+    // The exponent by which the numbers of a frame are scaled.
+    V scale_of(V top) {
         using Bits = typename Shape<V>::Bits;
-        constexpr std::uint64_t bias = Format<double>::bias;
+        const V most = V{} + 1e200;
+        is_bad |= !(top < most);
         const Bits field = bits<Bits>(top) >> Format<double>::mantissa;
         V exponent{};
-        for (int l = 0; l < lanes; ++l) exponent[l] = top[l] > 0 && top[l] < 1e200 ? double(field[l]) - double(bias) : 0;
-        const V factor = power(-exponent);
-        for (int64_t p = 0; p < plan.states; ++p) {
-            const V own = load(here + p * lanes) * factor;
-            is_small |= (own < V{} + least_number) & (own > V{});
-            store(here + p * lanes, own);
+        for (int l = 0; l < lanes; ++l) {
+            if (top[l] > 0 && top[l] < most[l]) exponent[l] = double(field[l]) - Format<double>::bias;
         }
         is_small |= (top < V{} + least_number) & (top > V{});
         return exponent;
+    }
+    void scale(double* numbers, V exponent) {
+        const V factor = power(-exponent);
+        for (int64_t n = 0; n < size; n += lanes) {
+            const V own = load(numbers + n) * factor;
+            is_small |= (own < V{} + least_number) & (own > V{});
+            store(numbers + n, own);
+        }
+    }
+    V solve_and_scale(int64_t t, const double* before, double* here) {
+        const V exponent = scale_of(solve(t, before, here));
+        scale(here, exponent);
+        return exponent;
+    }
+    void raise(double* numbers, V exponent) const {
+        const V factor = power(-exponent), least = greater<double>(V{} + negligible, most_lost * factor);
+        for (int64_t n = 0; n < size; n += lanes) {
+            store(numbers + n, greater<double>(load(numbers + n) * factor, least));
+        }
     }
 
     V end_sum(const double* here) const {
@@ -457,7 +490,8 @@ private:
             store(here + size + p * lanes, change);
             top = greater<double>(total, top);
         }
-        const V exponent = rescale(top, here), factor = power(-exponent);
+        const V exponent = scale_of(top), factor = power(-exponent);
+        scale(here, exponent);
         for (double* own = here + size; own < here + 2 * size; own += lanes) store(own, load(own) * factor);
         return exponent;
     }
@@ -523,41 +557,6 @@ private:
                 }
                 add<is_shared>(sums.frame.get(), row, sum);
             }
-        }
-    }
-
-    // --- precision
-
-    // Whether what may have underflowed is not negligible.
-    Mask loses(V sums, const double* exponents, double* numbers) {
-        double *here = numbers, *before = here + size;
-        std::fill_n(here, 2 * size, 0.0);
-        Mask result = !(sums > V{});
-        for (int64_t t = group.longest; t >= 0; --t) {
-            if (t > 0) read_frame(t);
-            const V factor = ending(t, sums > V{} ? 1 / sums : V{}), shrink = power(-load(exponents + t * lanes));
-            V greatest{};
-            for (int64_t p = plan.states - 1; p >= 0; --p) {
-                const V own = load(here + p * lanes) + load(&final[std::size_t(p * lanes)]) * factor;
-                greatest = greater<double>(own, greatest);
-                pull(t, p, own, shrink, before, here);
-            }
-            result |= !(greatest * greater<double>(shrink, V{} + 1) < V{} + greatest_loss);
-            std::swap(here, before);
-            std::fill_n(before, size, 0.0);
-        }
-        return result & is_small;
-    }
-    void pull(int64_t t, int64_t p, V own, V shrink, double* __restrict before, double* here) const {
-        const int32_t *const source = plan.source.data(), *const label = plan.label.data();
-        for (int32_t e = plan.middle[std::size_t(p)]; e < plan.begin[std::size_t(p) + 1]; ++e) {
-            add<is_shared>(here, source + e * copies, weight_of(e) * own);
-        }
-        const V scaled = own * shrink;
-        for (int32_t r = runs.begin[std::size_t(p)]; t > 0 && r < runs.begin[std::size_t(p) + 1]; ++r) {
-            const Run& run = runs.runs[std::size_t(r)];
-            const V gain = pick<is_shared>(frame.get(), label + run.begin * copies) * scaled;
-            for (int32_t e = run.begin; e < run.end; ++e) add<is_shared>(before, source + e * copies, weight_of(e) * gain);
         }
     }
 };

@@ -88,7 +88,8 @@ public:
         if (t > 0) read_frame(t);
         pace.spend(plan.edges * lanes);
         for (int64_t p = 0; p < plan.states; ++p) {
-            const node::Matrix of = gather(t, p, theta, before, here, x.get());
+            node::Matrix of = gather(t, p, theta, before, here, x.get());
+            if (omega.reach < infinity<double> && of.edges > 4) good &= keep_support(of);
             if (of.edges > 0) {
                 good &= omega.solve(of, x.get(), here + p * lanes, thresholds + p * lanes);
             } else {
@@ -97,6 +98,28 @@ public:
             }
         }
         return good;
+    }
+
+    // Drops edges that cannot have q > 0 in any lane: Newton's method passes over the others several times. False for a
+    // score that is not below +∞.
+    bool keep_support(node::Matrix& of) const {
+        const V highest = V{} + infinity<double>;
+        V top = V{} + no_score;
+        auto bad = top > top;
+        for (int64_t n = 0; n < of.size(); n += lanes) {
+            const V own = load(&x[std::size_t(n)]);
+            bad |= !(own < highest);
+            top = greater<double>(own, top);
+        }
+        const V bar = top - omega.reach * (1 + 1e-9);
+        int64_t kept = 0;
+        for (int64_t n = 0; n < of.size(); n += lanes) {
+            const V own = load(&x[std::size_t(n)]);
+            store(&x[std::size_t(kept * lanes)], own);
+            kept += any(own > bar);
+        }
+        of.edges = kept;
+        return !any(bad);
     }
 
     // body(block, first, last) for the blocks of frames from the last on, or from the first on. Frame first + n has the
