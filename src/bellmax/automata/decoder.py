@@ -81,12 +81,12 @@ class CTCDecoder:
 
     >>> decoder = CTCDecoder(["-", "a", "c", "t", " "], lexicon=["a", "act", "cat"])
     >>> logits = torch.zeros(1, 7, 5)
-    >>> logits[0, range(7), [2, 2, 1, 0, 4, 1, 3]] = 3.0    # "cca- at"
+    >>> logits[0, range(7), [2, 0, 3, 3, 4, 1, 1]] = 3.0    # "c-tt aa"
     >>> [[best]] = decoder.decode(logits.log_softmax(-1))
     >>> best.text, best.labels
     ('cat a', [2, 1, 3, 4, 1])
     >>> best.words[1]
-    CTCWord(text='a', start=5, end=6, confidence=0.8007...)
+    CTCWord(text='a', start=5, end=7, confidence=0.8339...)
     """
 
     @answers_near_misses
@@ -246,7 +246,7 @@ class CTCDecoder:
         for number, labels in enumerate(sequences):
             forms = [[*labels]]
             if self._alphabet.delimiter >= 0:
-                forms += [space + [*labels], [*labels, *space], [*space, *labels, *space]] if labels else [space]
+                forms += [[*space, *labels], [*labels, *space], [*space, *labels, *space]] if labels else [space]
             owners += [number] * len(forms)
             targets += [torch.tensor(form, dtype=torch.int64) for form in forms]
         sizes = torch.tensor([len(target) for target in targets])
