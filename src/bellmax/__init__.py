@@ -9,6 +9,7 @@ and the losses accept these paths. Structures:
 - speech: ``CTC``, ``Transducer`` (RNN-T)
 - trees: ``SpanTrees`` (constituents), ``DependencyTrees``, ``TreeModel`` (labels on a given tree)
 - your own recursion, in plain Python: ``program``, with ``bellmax.max`` and ``bellmax.min``
+- automata over frames, such as lexicons and n-grams: ``Automaton``
 - your own graph: ``DAG``, ``Hypergraph``, and ``Lattice`` with ``Move`` and the words in ``bellmax.lattice``
 
 For graphs with cycles, ``BeliefPropagation`` computes approximate marginals. It is not a distribution.

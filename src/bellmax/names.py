@@ -39,7 +39,7 @@ PUBLIC = {
         "Score along_column along_row anywhere at_class cell cell_class cell_label column corner gather pair row scalar"
     ),
     "bellmax.compat": "entmax monotonic_align soft_dtw_cuda torch torch_struct torchaudio torchcrf tslearn",
-    "bellmax.plots": "alignment dag program",
+    "bellmax.plots": "alignment automaton dag program",
     "bellmax.cluster": "Task plan",
 }
 """The public names of each module, without importing it."""
@@ -77,6 +77,8 @@ FOREIGN = {
         "Distribution": "bellmax.PathDistribution",
         "Eisner": "bellmax.DependencyTrees",
         "Entmax": "bellmax.Tsallis(1.5)",
+        "FSA": "bellmax.Automaton",
+        "FST": "bellmax.Automaton",
         "Graph": "bellmax.DAG, or bellmax.Hypergraph",
         "HMM": "bellmax.nn.HMM for a layer, or bellmax.Chain.from_scores for a distribution",
         "HSMM": "bellmax.nn.HMM(states, max_duration=...) for a layer, or bellmax.SemiMarkov.from_scores",

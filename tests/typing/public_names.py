@@ -88,6 +88,18 @@ def trees() -> None:
     describe(bx.TreeModel([-1, 0, 0]).labels(torch.zeros(3, 2), torch.zeros(2, 2)))
 
 
+def automata() -> None:
+    words = bx.Automaton.lexicon({"yes": [5, 1, 7], "no": [3, 4]}, scores=torch.zeros(2))
+    graph: bx.Automaton = bx.Automaton.ctc(vocab=8) @ words
+    rows = bx.Automaton([("a", "b", 1), ("b", "c", -1, 2)], scores=[0.0, 1.0], start={"a": 0.0}, final={"c": 0.5})
+    again: bx.Automaton = bx.Automaton.from_text(rows.to_text())
+    union: bx.Automaton = rows.union(again).concatenate(again).reverse().trim().closure()
+    batch = bx.Automaton.stack([bx.Automaton.ctc([1, 2]), bx.Automaton.linear(torch.tensor([3]))])
+    scores: Tensor = batch.scores
+    outputs: Tensor = graph.outputs(torch.tensor([0, -1]))
+    _ = union, scores, outputs, graph.names(outputs), graph.arcs, graph.start, graph.final, graph.states
+
+
 def own_programs() -> None:
     describe(bx.DAG([("a", "b"), ("a", "c"), ("b", "c")]).paths(torch.zeros(3), minimize=True))
     describe(bx.Hypergraph([("a", ()), ("b", ()), ("c", ("a", "b"))]).derivations(torch.zeros(3)))
@@ -207,6 +219,7 @@ def figures() -> None:
     axes = Figure().subplots()
     plots.dag(bx.DAG([(0, 1), (0, 1)]).paths(torch.zeros(2)), ax=axes)
     plots.alignment(bx.DTW(torch.rand(4, 5)), ax=Figure().subplots())
+    plots.automaton(bx.Automaton.ctc([1, 2]), ax=Figure().subplots())
     plots.program(stairs(torch.rand(4)), ax=Figure().subplots())
 
 
@@ -270,8 +283,8 @@ def modules() -> tuple[object, ...]:
 
 def main() -> None:
     for part in (
-        regularizers, sequences, alignments, trees, own_programs, recursions, series, layers, all_losses, estimators,
-        figures, replacements, settings, modules,
+        regularizers, sequences, alignments, trees, automata, own_programs, recursions, series, layers, all_losses,
+        estimators, figures, replacements, settings, modules,
     ):  # fmt: skip
         part()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -16,6 +16,7 @@ from bellmax.automata.table import Table
 
 BEGIN, END, UNKNOWN = "<s>", "</s>", "<unk>"
 Words = tuple[str, ...]
+_SPACES = re.compile(r"[ \t]+")  # words may have other white space
 
 
 class Entry(NamedTuple):
@@ -25,22 +26,16 @@ class Entry(NamedTuple):
     backoff: float
 
 
-def ngram(path: str | Path, vocabulary: Sequence[str] | None) -> Failing:
-    """Return the automaton of an ARPA file. States are the contexts that matter."""
+def ngram(path: str | Path, vocabulary: Sequence[str | None] | None) -> Failing:
+    """Return the automaton of an ARPA file. Its states are the contexts that matter."""
     entries = Reader(Path(path)).read()
     labels = _labels(entries, vocabulary)
-    names = tuple(vocabulary) if vocabulary is not None else tuple(word for (word,), _ in _unigrams(entries))
+    names = tuple(word or "" for word in (labels if vocabulary is None else vocabulary))
     by_word: dict[str, list[int]] = {}
     for label, word in enumerate(labels):
-        by_word.setdefault(word, []).append(label)
-    known = {*by_word, BEGIN}
-    has_next = {words[:-1] for words in entries if words[-1] == END or words[-1] in by_word}
-    contexts: list[Words] = [()]
-    contexts += (
-        words
-        for words, entry in entries.items()
-        if words[-1] != END and known.issuperset(words) and (words in has_next or entry.backoff)
-    )
+        if word is not None:
+            by_word.setdefault(word, []).append(label)
+    contexts = _contexts(entries, by_word)
     number = {words: state for state, words in enumerate(contexts)}
 
     def state_of(words: Words) -> int:
@@ -48,27 +43,33 @@ def ngram(path: str | Path, vocabulary: Sequence[str] | None) -> Failing:
             words = words[1:]
         return number[words]
 
-    rows, scores, explicit_end = [], [], {}
+    rows, scores = [], []
     for words, entry in entries.items():
-        source = number.get(words[:-1])
-        if source is None or words[-1] == BEGIN:
-            continue
-        if words[-1] == END:
-            explicit_end[source] = entry.score
-        for label in by_word.get(words[-1], ()):
-            rows.append((source, state_of(words), label, label))
-            scores.append(entry.score)
+        if words[:-1] in number and words[-1] in by_word:
+            source, target = number[words[:-1]], state_of(words)
+            rows += [(source, target, label, label) for label in by_word[words[-1]]]
+            scores += [entry.score] * len(by_word[words[-1]])
     failure = np.array([-1, *(state_of(words[1:]) for words in contexts[1:])])
     weight = np.array([0.0, *(entries[words].backoff for words in contexts[1:])])
-    final = np.full(len(contexts), -np.inf)
-    for state in np.argsort([len(words) for words in contexts], kind="stable").tolist():
-        backed_off = final[failure[state]] + weight[state] if state else -math.inf
-        final[state] = explicit_end.get(state, backed_off)
-    arcs = np.array(rows, np.int64).reshape(-1, 4)
-    start = one_hot(len(contexts), state_of((BEGIN,)))
+    final = np.full(len(contexts), entries[(END,)].score)
+    for state, words in enumerate(contexts[1:], 1):  # shorter contexts come first
+        explicit = entries.get((*words, END))
+        final[state] = weight[state] + final[failure[state]] if explicit is None else explicit.score
+    arcs, start = np.array(rows, np.int64).reshape(-1, 4), one_hot(len(contexts), state_of((BEGIN,)))
     states = [" ".join(words) for words in contexts]
     table = Table(arcs, Scores(np.array(scores, float)), start, Scores(final), states, names, names)
     return Failing(table, failure, weight)
+
+
+def _contexts(entries: dict[Words, Entry], by_word: Collection[str]) -> list[Words]:
+    """Return the contexts of known words that have a next word or a back-off weight, shorter contexts first."""
+    known = {*by_word, BEGIN}
+    has_next = {words[:-1] for words in entries if words[-1] == END or words[-1] in by_word}
+    contexts: list[Words] = [()]
+    contexts += (
+        words for words, entry in entries.items() if known.issuperset(words) and (words in has_next or entry.backoff)
+    )
+    return contexts
 
 
 def _unigrams(entries: dict[Words, Entry]) -> list[tuple[Words, Entry]]:
@@ -76,19 +77,19 @@ def _unigrams(entries: dict[Words, Entry]) -> list[tuple[Words, Entry]]:
     return [(words, entry) for words, entry in entries.items() if len(words) == 1 and words[0] not in (BEGIN, END)]
 
 
-def check_vocabulary(vocabulary: Sequence[str]) -> None:
+def check_vocabulary(vocabulary: Sequence[str | None]) -> None:
     """Raise ``ValueError`` if words are missing or occur twice."""
-    if isinstance(vocabulary, str) or not all(isinstance(word, str) for word in vocabulary):
+    if isinstance(vocabulary, str) or not all(isinstance(word, str | None) for word in vocabulary):
         raise ValueError("vocabulary must be a sequence of words, such as ['yes', 'no']")
-    if not len(vocabulary):
+    if all(word is None for word in vocabulary):
         raise ValueError("vocabulary must have at least one word, got none")
     first: dict[str, int] = {}
     for n, word in enumerate(vocabulary):
-        if first.setdefault(word, n) != n:
+        if word is not None and first.setdefault(word, n) != n:
             raise ValueError(f"vocabulary must have each word once, got {word!r} at positions {first[word]} and {n}")
 
 
-def _labels(entries: dict[Words, Entry], vocabulary: Sequence[str] | None) -> list[str]:
+def _labels(entries: dict[Words, Entry], vocabulary: Sequence[str | None] | None) -> Sequence[str | None]:
     """Return the word of the file for each label: the word with its name, or the unknown word."""
     words = [words[0] for words, _ in _unigrams(entries)]
     if vocabulary is None:
@@ -97,10 +98,10 @@ def _labels(entries: dict[Words, Entry], vocabulary: Sequence[str] | None) -> li
         return words
     check_vocabulary(vocabulary)
     known = {*words}
-    missing = [word for word in vocabulary if word not in known]
+    missing = [word for word in vocabulary if word is not None and word not in known]
     if missing and UNKNOWN not in known:
         raise ValueError(f"the ARPA file has no word {missing[0]!r}, and no word {UNKNOWN} for unknown words")
-    return [word if word in known else UNKNOWN for word in vocabulary]
+    return [word if word is None or word in known else UNKNOWN for word in vocabulary]
 
 
 class Reader:
@@ -112,7 +113,7 @@ class Reader:
 
     def read(self) -> dict[Words, Entry]:
         """Return the n-grams in the order of the file."""
-        with self.path.open(encoding="utf-8", newline="\n") as file:
+        with self.path.open("rb") as file:
             lines = self._lines(file)
             counts = self._counts(lines)
             for order, count in enumerate(counts, 1):
@@ -131,11 +132,14 @@ class Reader:
     def _shown(self) -> str:
         return repr(self.line) if self.line else "the end of the file"
 
-    def _lines(self, file: Iterator[str]) -> Iterator[str]:
+    def _lines(self, file: Iterable[bytes]) -> Iterator[str]:
         """Yield the lines that are not empty."""
         for line in file:
             self.number += 1
-            self.line = line.strip(" \t\r\n")
+            try:
+                self.line = line.decode().strip(" \t\r\n\ufeff")
+            except UnicodeDecodeError:
+                self._fail(f"must be UTF-8, got {line[:20]!r}")
             if self.line:
                 yield self.line
         self.number, self.line = self.number + 1, ""
@@ -165,7 +169,7 @@ class Reader:
         for line in lines:
             if line.startswith("\\") and (line == "\\end\\" or line.endswith("-grams:")):
                 break
-            self._entry(re.split(r"[ \t]+", line), order, is_highest)
+            self._entry(_SPACES.split(line), order, is_highest)
         got = len(self.entries) - num_before
         if got != count:
             self._fail(f"must come after {count} {order}-grams, got {got}")

@@ -18,9 +18,10 @@ from bellmax.automata.composition import compose
 from bellmax.automata.lexicon import lexicon
 from bellmax.automata.matching import Failing
 from bellmax.automata.reading import Arcs, StateScores, read
-from bellmax.automata.table import LABEL, OUTPUT, Names, Table
+from bellmax.automata.table import OUTPUT, Names, Table
 from bellmax.inputs import Lengths, Numbers, answers_near_misses, check_tensor
 from bellmax.regularizers import Regularizer
+from bellmax.structures.automaton import AutomatonPaths
 from bellmax.tensors import Gamma
 
 
@@ -68,7 +69,7 @@ class Arced:
         lengths: Lengths | None = None,
         omega: str | Regularizer = "negentropy",
         gamma: Gamma | None = None,
-    ) -> Any:
+    ) -> AutomatonPaths:
         """Return the distribution over the paths of the automaton, given the score of each label at each frame.
 
         A path takes one arc with a label at each frame, and any number of arcs without a label. Its score is the sum
@@ -85,28 +86,22 @@ class Arced:
             gamma: Smoothing strength, default 1. Only valid if ``omega`` is a string.
 
         Scores are converted to the dtype of ``log_probs``.
-        """
-        from bellmax.structures.automaton import AutomatonPaths
 
+        >>> log_probs = torch.tensor([[0.1, 0.8, 0.1], [0.6, 0.3, 0.1], [0.2, 0.1, 0.7]]).log()
+        >>> p = Automaton.ctc([1, 2]).paths(log_probs)
+        >>> p.value.exp()
+        tensor(0.5970)
+        >>> p.labels(p.decode()), p.outputs(p.decode())
+        (tensor([1, 0, 2]), tensor([ 1,  2, -1]))
+        """
         check_tensor("log_probs", log_probs)
-        tensors = (
-            (default if tensor is None else check_tensor(name, tensor)).to(log_probs.device, log_probs.dtype)
-            for name, tensor, default in (
-                ("scores", scores, self.scores),
-                ("start", start, self.start),
-                ("final", final, self.final),
-            )
-        )
-        return AutomatonPaths(self, log_probs, *tensors, lengths, omega, gamma)
 
-    def labels(self, arcs: Tensor) -> Tensor:
-        """Return the labels along paths, (..., L) int64, one for each frame, padded with −1.
+        def like(name: str, tensor: Tensor | None, default: Tensor) -> Tensor:
+            return (default if tensor is None else check_tensor(name, tensor)).to(log_probs.device, log_probs.dtype)
 
-        Args:
-            arcs: The numbers of the arcs of paths, (..., L), as ``decode()`` returns them.
-
-        """
-        return self._symbols(arcs, LABEL)
+        arc_scores = like("scores", scores, self.scores)
+        ends = like("start", start, self.start), like("final", final, self.final)
+        return AutomatonPaths(self, log_probs, arc_scores, *ends, lengths, omega, gamma)
 
     def outputs(self, arcs: Tensor) -> Tensor:
         """Return the outputs along paths, (..., L) int64, padded with −1.
@@ -118,14 +113,10 @@ class Arced:
         >>> yes.outputs(torch.tensor([1, 2, 3, 5, -1]))
         tensor([ 7,  7, -1, -1, -1])
         """
-        return self._symbols(arcs, OUTPUT)
-
-    def _symbols(self, arcs: Tensor, column: int) -> Tensor:
-        """Return a column of the arcs along paths. Arcs that have −1 are left out."""
         number = check_tensor("arcs", arcs).clamp(min=0)
-        symbol = self.arcs[..., column].to(arcs.device).expand(*arcs.shape[:-1], -1).gather(-1, number)
-        symbol = symbol.masked_fill(arcs < 0, -1)
-        return symbol.gather(-1, (symbol < 0).sort(dim=-1, stable=True).indices)
+        output = self.arcs[..., OUTPUT].to(arcs.device).expand(*arcs.shape[:-1], -1).gather(-1, number)
+        output = output.masked_fill(arcs < 0, -1)
+        return output.gather(-1, (output < 0).sort(dim=-1, stable=True).indices)
 
 
 class Automaton(Arced):
@@ -169,8 +160,15 @@ class Automaton(Arced):
     >>> graph = bx.Automaton.ctc(vocab=8) @ words
     >>> graph
     Automaton(num_states=9, num_arcs=26)
-    >>> graph.output_names
-    ('yes', 'no')
+    >>> log_probs = torch.eye(8)[[5, 5, 1, 0, 7, 3, 0, 4]].log_softmax(-1)
+    >>> p = graph.paths(log_probs)
+    >>> graph.names(p.outputs(p.decode()))
+    ['yes', 'no']
+
+    To train with lattice-free MMI, compare the paths of a transcript with the paths of the whole graph:
+
+    >>> transcript = bx.Automaton.ctc(vocab=8) @ words @ bx.Automaton.linear([0, 1])
+    >>> loss = p.value - transcript.paths(log_probs).value
 
     """
 
@@ -200,8 +198,7 @@ class Automaton(Arced):
 
     def __repr__(self) -> str:
         if isinstance(self._content, Failing):
-            table = self._content.table
-            return f"Automaton(num_states={table.num_states}, num_ngrams={len(table.arcs)})"
+            return f"Automaton(num_states={self.num_states}, num_ngrams={len(self._content.table.arcs)})"
         return f"Automaton(num_states={self.num_states}, num_arcs={self.num_arcs})"
 
     # --- content
@@ -209,6 +206,10 @@ class Automaton(Arced):
     @property
     def arcs(self) -> Tensor:
         """The arcs (A, 4) int64, rows [source, target, label, output]. −1 stands for no label or no output."""
+        return self._arcs
+
+    @cached_property
+    def _arcs(self) -> Tensor:
         return torch.from_numpy(self._table.arcs)
 
     @property
@@ -219,17 +220,17 @@ class Automaton(Arced):
     @property
     def start(self) -> Tensor:
         """The score of starting in each state, (S,). −∞ for states that are not start states. Differentiable."""
-        return self._table.start.tensor()
+        return self._some_table.start.tensor()
 
     @property
     def final(self) -> Tensor:
         """The score of ending in each state, (S,). −∞ for states that are not final. Differentiable."""
-        return self._table.final.tensor()
+        return self._some_table.final.tensor()
 
     @property
     def states(self) -> Sequence[Hashable]:
         """The names of the states, by their numbers."""
-        return self._table.states
+        return self._some_table.states
 
     @property
     def label_names(self) -> Names | None:
@@ -243,6 +244,7 @@ class Automaton(Arced):
 
     @property
     def _some_table(self) -> Table:
+        """The states and names, without computing the arcs."""
         return self._content if isinstance(self._content, Table) else self._content.table
 
     def names(self, outputs: Tensor) -> list[Any]:
@@ -260,7 +262,11 @@ class Automaton(Arced):
             raise ValueError("names needs an automaton whose outputs have names, such as a lexicon")
         if check_tensor("outputs", outputs).ndim > 1:
             return [self.names(row) for row in outputs]
-        return [names[output] for output in outputs.tolist() if output >= 0]
+        numbers = [output for output in outputs.tolist() if output >= 0]
+        for output in numbers:
+            if output >= len(names):
+                raise ValueError(f"outputs must be below {len(names)}, the number of names, got {output}")
+        return [names[output] for output in numbers]
 
     # --- builders
 
@@ -325,7 +331,7 @@ class Automaton(Arced):
         return cls._of(lexicon(words, scores))
 
     @classmethod
-    def ngram(cls, path: str | Path, vocabulary: Sequence[str] | None = None) -> Automaton:
+    def ngram(cls, path: str | Path, vocabulary: Sequence[str | None] | None = None) -> Automaton:
         """Return the automaton of a back-off n-gram model from an ARPA file.
 
         Labels and outputs are words. Scores are natural logarithms of probabilities. A sentence starts after "<s>" and
@@ -338,8 +344,8 @@ class Automaton(Arced):
 
         Args:
             path: The ARPA file.
-            vocabulary: The words in the order of their labels. By default, the words of the file without "<s>" and
-                "</s>".
+            vocabulary: The words in the order of their labels. None stands for a label that is not a word, such as the
+                blank of CTC. By default, the words of the file without "<s>" and "</s>".
 
         """
         return cls._of(ngram(path, vocabulary))

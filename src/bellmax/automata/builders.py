@@ -40,6 +40,8 @@ def linear(labels: Sequence[int] | Tensor) -> Table:
 def ctc_target(target: Sequence[int] | Tensor, blank: int) -> Table:
     """Return the alignments of a target. State 2j is a blank after j labels, state 2j − 1 is label j."""
     labels = as_labels("target", target)
+    if not isinstance(blank, int) or blank < 0:
+        raise ValueError(f"blank must be an integer of at least 0, got {blank!r}")
     if blank in labels:
         raise ValueError(f"target must not hold the blank {blank}, got it at position {labels.index(blank)}")
     rows = [(0, 0, blank, -1)]
@@ -58,8 +60,8 @@ def ctc_topology(vocab: int, blank: int) -> Table:
     """Return the automaton that merges repeats and removes blanks. The state is the last label, or 0 for a blank."""
     if not isinstance(vocab, int) or vocab < 1:
         raise ValueError(f"vocab must be a positive integer, the number of classes with the blank, got {vocab!r}")
-    if not 0 <= blank < vocab:
-        raise ValueError(f"blank must be from 0 to {vocab - 1}, got {blank}")
+    if not isinstance(blank, int) or not 0 <= blank < vocab:
+        raise ValueError(f"blank must be an integer from 0 to {vocab - 1}, got {blank!r}")
     classes = np.array([blank, *(k for k in range(vocab) if k != blank)])
     source, target = (states.ravel() for states in np.indices((vocab, vocab)))
     label = classes[target]

@@ -108,7 +108,7 @@ class _Product:
         none = np.full(len(alone), -1)
         moves = [_Moves(row[alone], self.join(to[alone], q[row[alone]]), arc[alone], none, np.zeros(len(alone)))]
         paired = np.flatnonzero(~is_alone)
-        query, other, passed = self.matcher.match(q[row[paired]], self.symbol[self.left.arcs[arc[paired], OUTPUT]])
+        query, other, passed = self.matcher.match(q[row[paired]], self.symbol[arc[paired]])
         chosen = paired[query]
         target = self.join(to[chosen], self.right.arcs[other, TARGET])
         moves.append(_Moves(row[chosen], target, arc[chosen], other, passed))
@@ -129,7 +129,7 @@ class _Product:
         ends = np.flatnonzero(final.constant > -np.inf)
         is_useful = reachable(pairs[:, ::-1], ends, size)
         if not is_useful[start.constant > -np.inf].any():
-            raise ValueError(self.empty(ends))
+            raise ValueError(self.empty())
         kept, number = np.flatnonzero(is_useful), np.cumsum(is_useful) - 1
         row = np.flatnonzero(is_useful[pairs].all(1))
         a, b = moves.left[row], moves.right[row]
@@ -143,26 +143,27 @@ class _Product:
         states = range(len(kept))
         return Table(arcs, scores, start.take(kept), final.take(kept), states, self.left.label_names, names)
 
-    def empty(self, ends: NDArray[np.int64]) -> str:
+    def empty(self) -> str:
         """Return the message for a composition without paths."""
-        outputs = np.unique(self.left.arcs[~self.is_alone, OUTPUT])
-        unmatched = np.setdiff1d(self.symbol[outputs], self.right.arcs[:, LABEL])
+        outputs = self.left.arcs[~self.is_alone, OUTPUT]
         message = "the composition is empty: no output sequence of the left automaton is accepted by the right one"
-        if len(outputs) and len(unmatched) == len(outputs):
-            message += f", and no label of the right one is an output of the left one, such as {outputs[0]}"
+        if len(outputs) and not np.isin(self.symbol[~self.is_alone], self.right.arcs[:, LABEL]).any():
+            message += f", and no label of the right one is an output of the left one, such as {outputs.min()}"
         return message
 
 
 def _symbols(left: Table, right: Table) -> NDArray[np.int64]:
-    """Return the label of ``right`` for each output of ``left``: the same number, or the number of the same name."""
-    outputs = np.arange(int(left.arcs[:, OUTPUT].max(initial=-1)) + 1)
+    """Return the label of ``right`` for each arc of ``left``: its output, or the label with the name of the output."""
+    outputs = left.arcs[:, OUTPUT]
     if left.output_names is None or right.label_names is None or left.output_names == right.label_names:
         return outputs
     number = {name: n for n, name in enumerate(right.label_names)}
-    used = np.unique(left.arcs[left.arcs[:, OUTPUT] >= 0, OUTPUT]).tolist()
-    for output in used:
+    labels = np.full(len(left.output_names), -1)
+    for output in np.unique(outputs[outputs >= 0]).tolist():
+        if output >= len(left.output_names):
+            raise ValueError(f"outputs of the left automaton must have names, but {output} has none")
         name = left.output_names[output]
         if name not in number and UNKNOWN not in number:
             raise ValueError(f"the right automaton must have all words of the left one, but it has no word {name!r}")
-        outputs[output] = number.get(name, number.get(UNKNOWN, -1))
-    return outputs
+        labels[output] = number.get(name, number.get(UNKNOWN, -1))
+    return np.where(outputs < 0, -1, labels[outputs])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -48,11 +48,7 @@ class Failing:
         query, arc, passed = Matcher(self).match(state, label)
         arcs = self.table.arcs[arc]
         arcs[:, SOURCE] = state[query]
-        scores = self.table.scores.take(arc).plus(Scores(passed))
-        return Table(
-            arcs, scores, self.table.start, self.table.final, self.table.states,
-            self.table.label_names, self.table.output_names,
-        ).trimmed()  # fmt: skip
+        return replace(self.table, arcs=arcs, scores=self.table.scores.take(arc).plus(Scores(passed)))
 
 
 class Groups:

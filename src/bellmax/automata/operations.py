@@ -65,9 +65,7 @@ def closure(table: Table) -> Table:
     try:
         check_cycles(result)
     except ValueError:
-        raise ValueError(
-            "the closure needs an automaton without a path of no labels, got one that accepts it"
-        ) from None
+        raise ValueError("the closure needs an automaton that does not accept the empty sequence of labels") from None
     return result
 
 

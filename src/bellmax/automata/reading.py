@@ -141,7 +141,7 @@ def read_scores(argument: str, scores: Numbers, size: int, unit: str) -> Scores:
     if vector.shape != (size,):
         raise ValueError(f"{argument} must have one number for each {unit}, shape ({size},), got {tuple(vector.shape)}")
     check_numbers(argument, vector)
-    if isinstance(scores, Tensor):
+    if isinstance(scores, Tensor) or vector.requires_grad:  # a list of tensors
         return Scores.of_tensor(vector if vector.is_floating_point() else vector.double())
     return Scores(vector.double().numpy().copy())
 
@@ -164,14 +164,15 @@ def _read_states(argument: str, scores: StateScores, states: Sequence[Hashable])
     for state, score in scores.items():
         if state not in number:
             raise ValueError(f"{argument} must have states of the arcs as keys, got {state!r}")
-        value = torch.as_tensor(score)
-        if value.numel() != 1 or bool(value.detach().isnan().any()) or float(value.detach()) == torch.inf:
+        is_number = isinstance(score, int | float | np.number) or (isinstance(score, Tensor) and score.numel() == 1)
+        value = float(score.detach() if isinstance(score, Tensor) else score) if is_number else np.nan
+        if not value < np.inf:
             raise ValueError(f"{argument} must map states to numbers below +inf, got {score!r} for state {state!r}")
-        if isinstance(score, Tensor) and score.is_floating_point() and float(score.detach()) > -torch.inf:
+        if isinstance(score, Tensor) and score.is_floating_point() and value > -np.inf:
             index = np.full(len(states), -1)
             index[number[state]] = 0
             total.constant[number[state]] = 0.0
             total = total.plus(Scores(np.zeros(len(states)), ((score.reshape(1), index),)))
         else:
-            total.constant[number[state]] = float(value)
+            total.constant[number[state]] = value
     return total

@@ -50,7 +50,7 @@ class Scores(NamedTuple):
         total = constant.to(self.terms[0][0].device, dtype)
         for vector, index in self.terms:
             padded = torch.cat((vector, vector.new_zeros(1)))
-            total = total + padded[torch.from_numpy(np.where(index < 0, len(vector), index)).to(vector.device)]
+            total = total + padded[torch.from_numpy(index).to(vector.device)]  # −1 is the zero at the end
         return total
 
     def _is_identity(self) -> bool:

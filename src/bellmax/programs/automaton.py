@@ -113,7 +113,7 @@ class AutomatonProgram(Program):
         def block(entries: Tensor, exists: Tensor) -> Tensor:
             """Return entries (…, n) for n slots and all frames, 0 or more of them, closed where no edge exists."""
             shape = batch, exists.shape[1], entries.shape[-1]
-            return entries.expand(shape).masked_fill(~exists, absent).reshape(batch, -1)
+            return entries.expand(shape).masked_fill(~exists, absent).flatten(1)
 
         labels = slots.label.clamp(min=0).unsqueeze(1).expand(batch, steps, -1)
         emitted = log_probs.gather(2, labels) + _take(arcs, slots.emitting).unsqueeze(1)
@@ -310,7 +310,7 @@ def _members(arcs: Tensor) -> tuple[tuple[bytes, ...], list[int]]:
         rows = _once(arcs).cpu().numpy()
     number: dict[bytes, int] = {}
     members = [number.setdefault(row.tobytes(), len(number)) for row in rows]
-    return tuple(number), members
+    return tuple(number) or (b"",), members
 
 
 def _rows(member: bytes) -> NDArray[np.int32]:
@@ -446,7 +446,7 @@ def _merge(sequences: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int
 
 def _take(score: Tensor, numbers: Tensor) -> Tensor:
     """Return the entries (B or 1, n) of a score (B or 1, …) with numbers (B or 1, n), of which −1 stands for any."""
-    rows = max(len(score), len(numbers))
+    rows = len(score) if len(numbers) == 1 else len(numbers)
     if not score.shape[1]:
         return score.expand(rows, 0)
     return score.expand(rows, -1).gather(1, numbers.clamp(min=0).expand(rows, -1))

@@ -33,6 +33,9 @@ class Automaton(Protocol):
         """Rows [source, target, label, output], (A, 4) or (N, A, 4) int64."""
         ...
 
+    @property
+    def num_states(self) -> int: ...
+
 
 class ArcForm(DecodedForm):
     """The numbers of the arcs of a path, (..., L) int64, padded with −1."""
@@ -108,7 +111,7 @@ class ArcForm(DecodedForm):
         for n in range(1, len(rows)):
             if rows[n][0] != rows[n - 1][1]:
                 left, reached = self.p._name(rows[n][0]), self.p._name(rows[n - 1][1])
-                return Fault((n,), f"is an arc from state {left!r}, but the arc before it leads to {reached!r}")
+                return Fault((n,), f"is an arc from {left!r}, but the arc before it leads to {reached!r}")
         frames, needed = sum(label >= 0 for *_, label in rows), int(self.p.lengths)
         if frames != needed:
             return Fault((), f"must have one arc with a label for each of {needed} frames, got {frames}")
@@ -151,7 +154,7 @@ class AutomatonPaths(PathDistribution):
     >>> automaton = bx.Automaton([("a", "a", 0), ("a", "b", 1), ("b", "b", 1)], final={"b": 0.0})
     >>> p = automaton.paths(torch.zeros(3, 2))          # label 0 any number of times, then label 1 at least once
     >>> p.num_paths, p.decode(), p.labels(p.decode())
-    (tensor(3., dtype=torch.float64), tensor([1, 2, 2]), tensor([1, 1, 1]))
+    (tensor(3., dtype=torch.float64), tensor([0, 0, 1]), tensor([0, 0, 1]))
     >>> p.expected_path
     tensor([[0.6667, 0.3333],
             [0.3333, 0.6667],
@@ -172,7 +175,7 @@ class AutomatonPaths(PathDistribution):
         gamma: Gamma | None = None,
     ) -> None:
         arcs = automaton.arcs.to(check_tensor("log_probs", log_probs).device)
-        _check_shapes(log_probs, arcs, {"scores": scores, "start": start, "final": final})
+        _check_shapes(log_probs, arcs, automaton.num_states, {"scores": scores, "start": start, "final": final})
         event = log_probs.shape[-2:]
         if is_checked(arcs):
             check_labels(arcs.reshape(-1, *arcs.shape[-2:])[..., 2], event[1])
@@ -307,19 +310,16 @@ class AutomatonPaths(PathDistribution):
         return "must have the labels of a path of the automaton"
 
 
-def _check_shapes(log_probs: Tensor, arcs: Tensor, scores: dict[str, Tensor]) -> None:
-    """Raise ``ValueError`` if a tensor does not fit the arcs (A, 4) or (N, A, 4)."""
+def _check_shapes(log_probs: Tensor, arcs: Tensor, states: int, scores: dict[str, Tensor]) -> None:
+    """Raise ``ValueError`` if a tensor does not fit the arcs (A, 4) or (N, A, 4), or the number of states."""
     shape = tuple(log_probs.shape)
     if arcs.ndim > 2 and (len(shape) < 3 or shape[-3] != len(arcs)):
         raise ValueError(f"log_probs must have shape (..., {len(arcs)}, T, V) for {len(arcs)} automata, got {shape}")
     if len(shape) < 2 or not shape[-1]:
         raise ValueError(f"log_probs must have shape (..., T, V) with V >= 1, got {shape}")
-    if check_tensor("scores", scores["scores"]).shape[-1:] != arcs.shape[-2:-1]:
-        raise ValueError(f"scores must have shape (..., {arcs.shape[-2]}), got {tuple(scores['scores'].shape)}")
-    states = check_tensor("start", scores["start"]).shape[-1:]
-    if len(states) < 1 or check_tensor("final", scores["final"]).shape[-1:] != states:
-        got = f"{tuple(scores['start'].shape)} and {tuple(scores['final'].shape)}"
-        raise ValueError(f"start and final must have shape (..., S), got {got}")
+    for (name, tensor), size in zip(scores.items(), (arcs.shape[-2], states, states), strict=True):
+        if check_tensor(name, tensor).shape[-1:] != (size,):
+            raise ValueError(f"{name} must have shape (..., {size}), got {tuple(tensor.shape)}")
 
 
 def _read_lengths(log_probs: Tensor, lengths: Lengths | None) -> Tensor:
