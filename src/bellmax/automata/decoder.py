@@ -168,7 +168,7 @@ class CTCDecoder:
         while members := [member for member in range(len(scores)) if member not in results]:
             paths = self.automaton.paths(scores[members], lengths=frames[members], omega="hard")
             totals, arcs = paths.topk_decoded(k)
-            labels, outputs = (self.automaton.labels(arcs), self.automaton.outputs(arcs))
+            labels, outputs = (symbols(arcs.movedim(1, 0)).movedim(0, 1) for symbols in (paths.labels, paths.outputs))
             for row, member in enumerate(members):
                 candidates = self._candidates(labels[row], outputs[row], totals[row])
                 if len(candidates) >= n_best or k >= _MOST or totals[row, -1] == -torch.inf:
