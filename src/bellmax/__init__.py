@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 
 import bellmax.dtw as _  # noqa: F401  first: importing this module later would replace the function bellmax.dtw
 from bellmax import lattice, losses
-from bellmax.automata import Automaton
+from bellmax.automata import Automaton, CTCDecoder
 from bellmax.backends.choice import use_backend
 from bellmax.checking import check_regularizer
 from bellmax.distribution import PathDistribution
@@ -70,6 +70,7 @@ __all__ = [
     "DTW",
     "Automaton",
     "BeliefPropagation",
+    "CTCDecoder",
     "Chain",
     "DependencyTrees",
     "Hard",
