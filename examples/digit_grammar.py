@@ -2,8 +2,8 @@
 
 The recordings are from the Free Spoken Digit Dataset (github.com/Jakobovski/free-spoken-digit-dataset), with noise on
 the features. Networks learn on random strings of digits, as in digits.py: one with a label for each digit, one with a
-label for each letter, and one with letters and the loss LF-MMI. The test strings are dates, such as 241287. An automaton
-then finds the best alignment among all strings of digits, among all strings with the scores of a bigram, or among all
+label for each letter, and one with letters and the loss LF-MMI. The test strings are dates, such as 241287. A graph
+then gives the best alignment among all strings of digits, among all strings with the scores of a bigram, or among all
 dates. The results are in docs/guide/speech-automata.md.
 """
 
