@@ -53,7 +53,10 @@ class Problem:
             own, other = self.sweep("native", name, tape, *args), self.sweep("reference", name, graph_tape, *args)
             close(own, other, accuracy)
         uniforms = torch.rand((len(seed), 5, self.choices()), generator=g, dtype=torch.float64)
-        own, other = self.sweep("native", "sample", tape, uniforms), self.sweep("reference", "sample", graph_tape, uniforms)
+        own, other = (
+            self.sweep("native", "sample", tape, uniforms),
+            self.sweep("reference", "sample", graph_tape, uniforms),
+        )
         assert torch.equal(own[0], other[0])
         for count in (1, 4):
             (scores, paths), (expected, best) = (self.sweep(name, "topk", count) for name in ("native", "reference"))
@@ -229,7 +232,9 @@ def test_overflow_raises() -> None:
         single.sweep("native", "value")
 
 
-@pytest.mark.parametrize(("arc", "message"), [((0, 9, 1), "out of range"), ((9, 0, 1), "out of range"), ((0, 1, -1), "cycle")])
+@pytest.mark.parametrize(
+    ("arc", "message"), [((0, 9, 1), "out of range"), ((9, 0, 1), "out of range"), ((0, 1, -1), "cycle")]
+)
 def test_bad_arcs_raise(arc: tuple[int, int, int], message: str) -> None:
     problem = random_problem(2, has_epsilon=False)
     arcs = problem.arcs.clone()

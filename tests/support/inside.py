@@ -47,7 +47,16 @@ __all__ += [
     "graph",
     "jobs",
 ]
-__all__ += ["automaton_tape", "loading", "log_sum_of_products", "long_pair_value", "measure_of", "modes", "pairwise", "routes"]
+__all__ += [
+    "automaton_tape",
+    "loading",
+    "log_sum_of_products",
+    "long_pair_value",
+    "measure_of",
+    "modes",
+    "pairwise",
+    "routes",
+]
 __all__ += ["short_pairs", "sorting", "two_states"]
 
 automaton_tape = automaton, "_MOST_NUMBERS"
