@@ -26,7 +26,7 @@ bool are_zero(const double* numbers) { return !any(load(numbers) != V{}); }
 
 template <class S>
 void store_frame(const Members<S>& group, int64_t t, const double* value, const double* threshold) {
-    if (!group.problem.tape || t % group.problem.frames_per_row()) return;
+    if (!group.problem.tape || t % group.problem.frames_per_row) return;
     group.store_row(t, 0, value);
     if (keeps_thresholds(group.problem.omega)) group.store_row(t, 1, threshold);
     group.store_scale(t, 0, V{});

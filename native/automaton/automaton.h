@@ -40,16 +40,14 @@ struct AutomatonProblem {
     bool is_shared;                  // one automaton for all members
     double* tape;                    // only forward writes it; null if only the value is wanted
     std::int64_t tape_size, width;   // of one member, and of a row
+    std::int64_t frames_per_row;
 
     const std::int32_t* automaton(std::int64_t member) const {
         return descriptor + (is_shared ? 0 : member * arcs * 3);
     }
-    std::int64_t frames_per_row() const {
-        const std::int64_t rows = tape_size / width;
-        return (steps + rows) / rows;
-    }
     double* row(std::int64_t member, std::int64_t frame) const {
-        return tape + member * tape_size + frame / frames_per_row() * width;
+        const std::int64_t number = frames_per_row == 1 ? frame : frame / frames_per_row;  // a division takes long
+        return tape + member * tape_size + number * width;
     }
 };
 

@@ -120,7 +120,7 @@ public:
             }
             if (may_lose) raise(raised, exponent);
             offset += exponent;
-            if (problem.tape && t % problem.frames_per_row() == 0) {
+            if (problem.tape && t % problem.frames_per_row == 0) {
                 group.store_row(t, 0, here);
                 group.store_scale(t, 0, offset);
                 group.store_scale(t, 1, exponent);
@@ -149,7 +149,7 @@ public:
     // --- backward
 
     void backward(const S* seed, const AutomatonArrays<S>& gradients) {
-        Block block(size, problem.frames_per_row());
+        Block block(size, problem.frames_per_row);
         const Array<double> masses = zeros<double>(2 * size);
         double *here = masses.get(), *before = here + size;
         const Terms sums = group.zero_terms();

@@ -34,7 +34,7 @@ private:
 public:
     const Terms theta = group.read(problem.theta, omega.unit, no_score);
     // Frames of one block, from the row of the tape on: `stride` frames, and the first of the next block.
-    const int64_t stride = problem.frames_per_row();
+    const int64_t stride = problem.frames_per_row;
     const FrameNumbers value{plan.states, stride + 1}, threshold{plan.states, stride + 1};
     // Of the edges into the node that was read last: scores, q and s as Ω has them, and room for two more numbers.
     const Array<double> x = scratch<double>(room), q = scratch<double>(room), s = scratch<double>(room),

@@ -53,6 +53,8 @@ struct CallProblem : AutomatonProblem<S> {
         this->tape_size = tape.shape[1];
         this->width = (this->omega.is_sum ? 1 : 2) * this->states + 2;
         need(this->tape_size >= this->width, "the tape has the wrong size");
+        const int64_t rows = this->tape_size / this->width;
+        this->frames_per_row = (this->steps + rows) / rows;
     }
 
 private:
@@ -69,7 +71,7 @@ private:
 template <class S>
 bool value(Call& call) {
     CallProblem<S> p(call);
-    p.tape_size = p.width = 1;
+    p.frames_per_row = 1;
     return run(kernels<S>().forward, p, call.array<S>({p.batch}));
 }
 
