@@ -190,9 +190,11 @@ class AutomatonPaths(PathDistribution):
     - The decoded form is the numbers of the arcs along the path, (..., L), padded with −1. Without ε-arcs, L is T.
       :meth:`labels` and :meth:`outputs` translate arcs.
 
-    ``gradient`` has the expected counts of "log_probs", "arcs", "start" and "final". Some methods store a number for each
-    arc and frame: ``entropy``, ``topk``, ``support_paths``, ``arc_marginals``, ``most_accurate`` and, unless Ω is
-    negentropy, ``log_prob``. Under a sparse Ω, the value depends on how the automaton is written, for example on ε-arcs. Use "sparsemax" or
+    ``gradient`` has the expected counts of "log_probs", "arcs", "start" and "final". Some methods store a number for
+    each arc and frame: ``entropy``, ``topk``, ``support_paths``, ``arc_marginals``, ``most_accurate`` and, unless Ω is
+    negentropy, ``log_prob``.
+
+    Under a sparse Ω, the value depends on how the automaton is written, for example on ε-arcs. Use "sparsemax" or
     "entmax" on trimmed, deterministic automata.
 
     Args:
