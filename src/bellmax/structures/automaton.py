@@ -125,7 +125,7 @@ class ArcForm(DecodedForm):
         rows = pad(arcs.long(), (0, 0, 0, 1), value=-1)  # the last row is padding
         exists = paths != -1
         number = torch.where((paths < 0) | (paths >= count), count, paths)
-        columns = rows.gather(1, number.movedim(0, 1).reshape(batch, -1, 1).expand(-1, -1, 3))
+        columns = rows.gather(1, number.movedim(0, 1).reshape(batch, lead * shape[-1], 1).expand(-1, -1, 3))
         source, target, label = columns.reshape(batch, lead, shape[-1], 3).movedim(1, 0).unbind(-1)
         is_start, is_final = (score.expand(batch, -1) > -math.inf for score in (start, final))
         at_rest = (is_start & is_final).long().argmax(-1)  # a path without arcs begins and ends in the same state
@@ -190,7 +190,10 @@ class AutomatonPaths(PathDistribution):
     - The decoded form is the numbers of the arcs along the path, (..., L), padded with −1. Without ε-arcs, L is T.
       :meth:`labels` and :meth:`outputs` translate arcs.
 
-    ``gradient`` has the expected counts of "log_probs", "arcs", "start" and "final".
+    ``gradient`` has the expected counts of "log_probs", "arcs", "start" and "final". Some methods store a number for
+    each arc and frame: ``entropy``, ``topk``, ``support_paths``, ``arc_marginals``, ``most_accurate`` and, unless Ω is
+    negentropy, ``log_prob``.
+
     Under a sparse Ω, the value depends on how the automaton is written, for example on ε-arcs. Use "sparsemax" or
     "entmax" on trimmed, deterministic automata.
 
