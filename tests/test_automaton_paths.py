@@ -153,7 +153,7 @@ def test_verbs_equal_the_unrolled_graph(name: str, omega: bx.Regularizer, backen
         assert [arc for arc in p.decode()[b].tolist() if arc >= 0] == member.arcs_of(q.best_path())
         close(p.arc_marginals()[b, :n, : len(member.scores)], member.by_arc(q.expected_path))
         states = len(member.start)
-        values = q.node_values[1:-1].reshape(n + 1, states)  # −∞ also if no path to the end goes on from the node
+        values = q.node_values[1:-1].reshape(n + 1, states)  # −∞ also if no path leads from the node to the end
         close(p.node_values[b, : n + 1, :states].where(values > -INF, -INF), values)
         assert (p.node_values[b, n + 1 :] == -INF).all()
         close(p.max_marginals[b, :n], member.best_by_label(q.max_marginals))
@@ -358,6 +358,14 @@ def test_torch_func() -> None:
     close(slope, p.directional_derivative(torch.ones_like(tensors[0])))
     entropies = torch.func.vmap(lambda x: make(x, *tensors[1:]).entropy())(many)
     close(entropies, torch.stack([make(x, *tensors[1:]).entropy() for x in many]))
+
+
+def test_methods_that_read_arcs_do_not_compile() -> None:
+    automaton = bx.Automaton.linear([0, 1])
+    for method in ("entropy", "decode"):
+        compiled = torch.compile(lambda x, name=method: getattr(automaton.paths(x), name)(), backend="eager")
+        with pytest.raises(NotImplementedError, match=r"read its arcs: call it outside of torch\.compile"):
+            compiled(torch.zeros(2, 2))
 
 
 @pytest.mark.parametrize("backend", ["native"], indirect=True)

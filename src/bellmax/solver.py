@@ -14,7 +14,7 @@ import bellmax.autograd as autograd
 from bellmax.backends import BACKENDS
 from bellmax.backends.protocol import CHECKED, Sweeps
 from bellmax.modes import is_checked, is_readable, is_transformed, needs_grad
-from bellmax.programs import AUTOMATON, PROGRAMS, Program
+from bellmax.programs import PROGRAMS, Program
 from bellmax.programs.checks import reject_entries, reject_overflow
 from bellmax.programs.program import repeated
 from bellmax.regularizers import Hard, Kernel, Negentropy, Regularizer, with_gamma
@@ -380,7 +380,7 @@ class Solver:
 
     def best_compact(self, k: int) -> tuple[Tensor, Tensor]:
         """Return scores (B, k) of the best paths, in the sense of the scores, and the paths in the compact form."""
-        if self.program.engine == "chain" or self.program is AUTOMATON:
+        if self.program.engine == "chain" or self.program.topk_is_compact:
             return self.topk(k)
         scores, edges = self.expanded().topk(k)
         return self.sense * scores + 0, self._compact(edges)  # no -0

@@ -130,6 +130,9 @@ def test_a_stack_is_padded() -> None:
     ("make", "message"),
     [
         (lambda: A.linear("abc"), "labels must be integers, got the text 'abc'"),
+        (lambda: A.linear(["a", "b"]), r"labels must be integers, got \['a', 'b'\]"),
+        (lambda: A.linear([None]), r"labels must be integers, got \[None\]"),
+        (lambda: A.linear([2**63]), r"labels must be integers, got \[9223372036854775808\]"),
         (lambda: A.linear([1, -1]), "labels must be at least 0, got -1 at position 1"),
         (lambda: A.linear([0.5]), r"labels must be integers, got dtype torch\.float32"),
         (lambda: A.linear(torch.zeros(2, 2)), r"labels must have one dimension, got shape \(2, 2\)"),

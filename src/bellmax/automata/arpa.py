@@ -12,9 +12,9 @@ import numpy as np
 
 from bellmax.automata.matching import Failing
 from bellmax.automata.scores import Scores, one_hot
-from bellmax.automata.table import Table
+from bellmax.automata.table import UNKNOWN, Table
 
-BEGIN, END, UNKNOWN = "<s>", "</s>", "<unk>"
+BEGIN, END = "<s>", "</s>"
 Words = tuple[str, ...]
 _SPACES = re.compile(r"[ \t]+")  # words may have other white space
 

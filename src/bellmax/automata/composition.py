@@ -12,12 +12,10 @@ import numpy as np
 
 from bellmax.automata.matching import Failing, Groups, Matcher
 from bellmax.automata.scores import Scores
-from bellmax.automata.table import LABEL, OUTPUT, SOURCE, TARGET, Table, reachable
+from bellmax.automata.table import LABEL, OUTPUT, SOURCE, TARGET, UNKNOWN, Table, reachable
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-UNKNOWN = "<unk>"
 
 
 class _Moves(NamedTuple):
@@ -73,7 +71,7 @@ class _Product:
         p, q = np.divmod(pair, self.right.num_states)
         return p, q, blocked
 
-    def join(
+    def code(
         self, p: NDArray[np.int64], q: NDArray[np.int64], blocked: NDArray[np.int64] | int = 0
     ) -> NDArray[np.int64]:
         """Return the states of the product of two states and the filter."""
@@ -82,7 +80,7 @@ class _Product:
     def explore(self) -> tuple[_States, _Moves]:
         """Return all states that the start states reach, in the order of a breadth-first search, and their arcs."""
         p, q = (states.ravel() for states in np.meshgrid(self.left.starts(), self.right.starts(), indexing="ij"))
-        frontier = np.sort(self.join(p, q))
+        frontier = np.sort(self.code(p, q))
         known, found, moves, offset = frontier, [frontier], [], 0
         while len(frontier):
             step = self.step(frontier)
@@ -106,16 +104,16 @@ class _Product:
         is_alone, to = self.is_alone[arc], self.left.arcs[arc, TARGET]
         alone = np.flatnonzero(is_alone & (blocked[row] == 0))
         none = np.full(len(alone), -1)
-        moves = [_Moves(row[alone], self.join(to[alone], q[row[alone]]), arc[alone], none, np.zeros(len(alone)))]
+        moves = [_Moves(row[alone], self.code(to[alone], q[row[alone]]), arc[alone], none, np.zeros(len(alone)))]
         paired = np.flatnonzero(~is_alone)
         query, other, passed = self.matcher.match(q[row[paired]], self.symbol[arc[paired]])
         chosen = paired[query]
-        target = self.join(to[chosen], self.right.arcs[other, TARGET])
+        target = self.code(to[chosen], self.right.arcs[other, TARGET])
         moves.append(_Moves(row[chosen], target, arc[chosen], other, passed))
         if len(self.right_alone):
             row, group = self.right_outgoing.find(q)
             other = self.right_alone[group]
-            target = self.join(p[row], self.right.arcs[other, TARGET], int(self.needs_filter))
+            target = self.code(p[row], self.right.arcs[other, TARGET], int(self.needs_filter))
             none = np.full(len(row), -1)
             moves.append(_Moves(row, target, none, other, np.zeros(len(row))))
         step = _Moves(*(np.concatenate(columns) for columns in zip(*moves, strict=True)))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Arcs: TypeAlias = "Tensor | NDArray[np.integer[Any]] | Sequence[Sequence[Hashable]]"
 StateScores: TypeAlias = "Mapping[Any, float | Tensor] | Numbers"
+MAX_NUMBER = 2**31 - 1  # the kernels read int32
 _ROWS = "(source, target, label) or (source, target, label, output)"
 
 
@@ -99,8 +100,10 @@ def _number_states(arcs: Arcs) -> tuple[Any, list[Hashable] | None]:
 
 
 def _is_integer(value: object) -> bool:
-    is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    return is_integer or (isinstance(value, Tensor) and value.ndim == 0 and not value.is_floating_point())
+    """True for an integer that fits into int64."""
+    if isinstance(value, Tensor):
+        return value.ndim == 0 and not value.is_floating_point() and not value.is_complex()
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and abs(int(value)) < 2**63
 
 
 def _state_number(state: object) -> int:
@@ -125,11 +128,17 @@ def _read_arcs(rows: Any, names: list[Hashable] | None) -> NDArray[np.int64]:
         is_low = (numbers[:, columns] < least).any(1)
         if is_low.any():
             n = int(is_low.argmax())
-            raise ValueError(f"{needed}, got arcs[{n}] = {show_arc(numbers[n], names)}")
+            raise ValueError(f"{needed}, got arcs[{n}] = {_show_arc(numbers[n], names)}")
+    is_large = (numbers > MAX_NUMBER).any(1)
+    if is_large.any():
+        n = int(is_large.argmax())
+        raise ValueError(
+            f"states and labels must be at most {MAX_NUMBER}, got arcs[{n}] = {_show_arc(numbers[n], names)}"
+        )
     return numbers
 
 
-def show_arc(arc: NDArray[np.int64], names: Sequence[Hashable] | None) -> str:
+def _show_arc(arc: NDArray[np.int64], names: Sequence[Hashable] | None) -> str:
     """Return one arc for a message, with the names of its states."""
     row = arc.tolist()
     return str(tuple(row if names is None else (names[row[0]], names[row[1]], *row[2:])))
@@ -140,13 +149,13 @@ def read_scores(argument: str, scores: Numbers, size: int, unit: str) -> Scores:
     vector = as_tensor(argument, scores)
     if vector.shape != (size,):
         raise ValueError(f"{argument} must have one number for each {unit}, shape ({size},), got {tuple(vector.shape)}")
-    check_numbers(argument, vector)
+    _check_numbers(argument, vector)
     if isinstance(scores, Tensor) or vector.requires_grad:  # a list of tensors
         return Scores.of_tensor(vector if vector.is_floating_point() else vector.double())
     return Scores(vector.double().numpy().copy())
 
 
-def check_numbers(argument: str, vector: Tensor) -> None:
+def _check_numbers(argument: str, vector: Tensor) -> None:
     """Raise ``ValueError`` if a score is NaN or +∞."""
     values = vector.detach()
     is_bad = values.isnan() | (values == torch.inf)

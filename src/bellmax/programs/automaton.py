@@ -44,6 +44,7 @@ class AutomatonProgram(Program):
     name = "automaton"
     scores = ("log_probs", "arcs", "start", "final")
     index_dims = (0, 2)
+    topk_is_compact = True
 
     # --- sizes
 
@@ -95,7 +96,7 @@ class AutomatonProgram(Program):
         return self._by_edge(z, z, index, 0)
 
     def _unrolled(self, theta: Tensors, index: Tensors) -> tuple[Unrolled, Slots]:
-        """Return the graph, and what its slots stand for in each member of the batch."""
+        """Return the graph, and the meaning of its slots in each member of the batch."""
         members, numbers = _members(index[1])
         unrolled = _unroll(members, theta[0].shape[1], theta[2].shape[1], index[1].device)
         if len(members) == 1:
@@ -265,7 +266,7 @@ def check_labels(labels: Tensor, classes: int) -> None:
 
 
 class Slots(NamedTuple):
-    """What the slots of the unrolled graph stand for, one row for each automaton, −1 for nothing.
+    """Meaning of the slots of the unrolled graph, one row for each automaton, −1 for nothing.
 
     Automata of a stack share a graph. A slot is an edge at each frame, which an automaton has or has not.
     """
