@@ -70,7 +70,7 @@ class CTCDecoder:
 
     - The first of " ", "|", "<space>" and "▁" that is a label is the word delimiter. A text has one delimiter between
       two words. The network may also write a delimiter before the first and after the last word.
-    - A label that starts with "▁" starts a word.
+    - A label that starts with "▁" starts a word. If there are labels such as "▁the", then "▁" is not a delimiter.
     - Other labels in angle or square brackets, such as "<s>" and "[UNK]", are never in a text.
 
     Args:
