@@ -77,6 +77,12 @@ def alignments() -> None:
     labels = torch.tensor([1, 2])
     describe(bx.DTW(torch.rand(4, 5), band=2, open_end=True))
     describe(bx.CTC(torch.zeros(5, 4), labels, blank=0, lengths=(5, 2)))
+    decoder = bx.CTCDecoder(["-", "a", "b", " "], blank=0, lexicon=["ab"], lm_weight=0.5, word_score=0.0)
+    texts: list[str] = [text.text for text in decoder.greedy(torch.zeros(1, 5, 4), lengths=[5])]
+    times = [
+        (word.text, word.start, word.end, word.confidence) for word in decoder.decode(torch.zeros(1, 5, 4))[0][0].words
+    ]
+    _ = texts, times
     describe(bx.SequenceAlignment(torch.zeros(3, 4), gap_open=-1.0, gap_extend=-0.5, mode="local"))
     describe(bx.MonotonicAlignment(torch.zeros(5, 3)))
     describe(bx.Transducer.from_logits(torch.zeros(4, 3, 5), labels))

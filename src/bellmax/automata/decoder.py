@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from bellmax.automata.arpa import ngram as read_ngram
@@ -27,7 +28,11 @@ from bellmax.structures.ctc import CTC
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_FEWEST, _MOST = 16, 1024  # alignments
+_SAMPLES = 16  # for each text
+_GAMMAS = 1.0, 2.0, 4.0, 8.0  # larger values draw more different texts
+
+_Candidates = dict[tuple[tuple[int, ...], tuple[int, ...]], float]
+"""The labels of texts and the numbers of their words in the lexicon, with the scores of the n-gram and the words."""
 
 
 class CTCWord(NamedTuple):
@@ -65,7 +70,7 @@ class CTCDecoder:
 
     - The first of " ", "|", "<space>" and "▁" that is a label is the word delimiter. A text has one delimiter between
       two words. The network may also write a delimiter before the first and after the last word.
-    - A label that starts with "▁" starts a word.
+    - A label that starts with "▁" starts a word. If there are labels such as "▁the", then "▁" is not a delimiter.
     - Other labels in angle or square brackets, such as "<s>" and "[UNK]", are never in a text.
 
     Args:
@@ -148,11 +153,12 @@ class CTCDecoder:
     def decode(self, log_probs: Tensor, lengths: Lengths | None = None, n_best: int = 1) -> list[list[CTCText]]:
         """Return the best texts, the best first, for each batch member.
 
-        The candidates are the texts of the best alignments, which are exact. The score of a candidate is the logarithm
-        of the sum over all its alignments. A better text is missed if none of its alignments is among the best.
+        The candidates are the text of the best alignment, which is exact, and texts that are drawn from their
+        distribution, always with the same random numbers. The score of a candidate is the logarithm of the sum over all
+        its alignments. A text that is not drawn is missed, even if it is better.
 
-        There are fewer than ``n_best`` texts if the best 1024 alignments do not have as many. If no alignment is
-        possible, the result is one empty text with the score −∞.
+        There may be fewer than ``n_best`` texts. If no alignment is possible, the result is one empty text with the
+        score −∞.
 
         Args:
             log_probs: The log-probability (B, T, V) of each class at each frame.
@@ -163,19 +169,23 @@ class CTCDecoder:
         if not isinstance(n_best, int) or n_best < 1:
             raise ValueError(f"n_best must be a positive integer, got {n_best!r}")
         scores, frames = self._read(log_probs, lengths)
-        results: dict[int, list[CTCText]] = {}
-        k = max(_FEWEST, 2 * n_best)
-        while members := [member for member in range(len(scores)) if member not in results]:
-            paths = self.automaton.paths(scores[members], lengths=frames[members], omega="hard")
-            totals, arcs = paths.topk_decoded(k)
-            labels, outputs = (symbols(arcs.movedim(1, 0)).movedim(0, 1) for symbols in (paths.labels, paths.outputs))
-            for row, member in enumerate(members):
-                candidates = self._candidates(labels[row], outputs[row], totals[row])
-                if len(candidates) >= n_best or k >= _MOST or totals[row, -1] == -torch.inf:
-                    texts = self._rescored(scores[member, : frames[member]], candidates)
-                    results[member] = texts[:n_best] or [CTCText("", -math.inf, [], [])]
-            k *= 4
-        return [results[member] for member in range(len(scores))]
+        totals, best = self.automaton.paths(scores, lengths=frames, omega="hard").topk_decoded(1)
+        candidates: list[_Candidates] = [{} for _ in scores]
+        members = (totals[:, 0] > -torch.inf).nonzero().squeeze(-1)
+        self._add(candidates, members, best[members].movedim(1, 0))
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(0)
+            for gamma in _GAMMAS:
+                if not len(members):
+                    break
+                p = self.automaton.paths(scores[members], lengths=frames[members], gamma=gamma)
+                self._add(candidates, members, p.sample_decoded((_SAMPLES * (n_best + 1),)))
+                is_done = [len(candidates[member]) >= n_best for member in members.tolist()]
+                members = members[~torch.tensor(is_done, dtype=torch.bool)]
+        return [
+            self._best(rows[:count], texts, n_best) or [CTCText("", -math.inf, [], [])]
+            for rows, count, texts in zip(scores, frames.tolist(), candidates, strict=True)
+        ]
 
     def _read(self, log_probs: Tensor, lengths: Lengths | None) -> tuple[Tensor, Tensor]:
         """Return log-probabilities (B, T, V) in float64, with 0 in the padding, and the number of frames (B,)."""
@@ -212,37 +222,50 @@ class CTCDecoder:
             before = label
         return tokens
 
-    def _candidates(self, labels: Tensor, outputs: Tensor, totals: Tensor) -> list[_Candidate]:
-        """Return the different texts of alignments (k, T), each with its best alignment."""
-        candidates: dict[tuple[tuple[int, ...], tuple[int, ...]], _Candidate] = {}
-        for path, output, total in zip(labels.tolist(), outputs.tolist(), totals.tolist(), strict=True):
-            if total == -math.inf:
-                break
-            classes = [label for label in path if label >= 0]
-            tokens = self._alphabet.trimmed(self._tokens(classes))
-            names = tuple(number for number in output if number >= 0) if self._spellings is not None else ()
-            key = tuple(token.label for token in tokens), names
-            candidates.setdefault(key, _Candidate(total, classes, tokens, names))
-        return list(candidates.values())
+    def _add(self, candidates: list[_Candidates], members: Tensor, arcs: Tensor) -> None:
+        """Add the texts of alignments (k, members, T) to the candidates of these members."""
+        automaton, blank = self.automaton, self._alphabet.blank
+        is_arc = arcs >= 0
+        rows = automaton.arcs[arcs.clamp(min=0)].masked_fill(~is_arc.unsqueeze(-1), -1)
+        _, target, label, output = rows.unbind(-1)
+        last = pad(target, (1, 0), value=int((automaton.start + automaton.final).argmax()))
+        last = last.gather(-1, is_arc.sum(-1, keepdim=True)).squeeze(-1)
+        weights = automaton.scores[arcs.clamp(min=0)].masked_fill(~is_arc, 0.0).sum(-1) + automaton.final[last]
+        starts = (label >= 0) & (label != blank) & (label != pad(label, (1, 0), value=blank)[..., :-1])
+        for column, member in enumerate(members.tolist()):
+            for row, weight in enumerate(weights[:, column].tolist()):
+                found = label[row, column][starts[row, column]].tolist()
+                tokens = self._alphabet.trimmed([Token(number, 0, 0) for number in found])
+                names = output[row, column][output[row, column] >= 0].tolist() if self._spellings is not None else []
+                candidates[member].setdefault((tuple(token.label for token in tokens), tuple(names)), weight)
 
-    def _rescored(self, scores: Tensor, candidates: Sequence[_Candidate]) -> list[CTCText]:
-        """Return the texts of candidates, the best first. Their scores are the sums over all alignments."""
+    def _best(self, scores: Tensor, candidates: _Candidates, n_best: int) -> list[CTCText]:
+        """Return the best texts of a batch member with log-probabilities (T, V)."""
+        if not len(scores):
+            return [CTCText("", weight, [], []) for weight in candidates.values()]
         if not candidates:
             return []
-        likelihoods = self._likelihoods(scores, [[token.label for token in c.tokens] for c in candidates])
+        owners, values, _ = self._solve(scores, [labels for labels, _ in candidates], "negentropy")
+        sums = [float(values[owners == n].logsumexp(0)) + weight for n, weight in enumerate(candidates.values())]
+        ranked = sorted(range(len(sums)), key=lambda n: -sums[n])[:n_best]
+        keys = list(candidates)
+        owners, values, paths = self._solve(scores, [keys[n][0] for n in ranked], "hard")
         results = []
-        for candidate, likelihood in zip(candidates, likelihoods, strict=True):
-            along = scores[range(len(scores)), candidate.path]
-            score = likelihood + candidate.total - float(along.sum())
-            results.append(self._result(score, along, candidate.tokens, self._words(candidate)))
-        return sorted(results, key=lambda result: -result.score)
+        for rank, n in enumerate(ranked):
+            path = paths[int(torch.where(owners == rank, values, -torch.inf).argmax())]
+            tokens = self._alphabet.trimmed(self._tokens(path.tolist()))
+            along = scores.gather(1, path.unsqueeze(1)).squeeze(1)
+            results.append(self._result(sums[n], along, tokens, self._words(tokens, keys[n][1])))
+        return results
 
-    def _likelihoods(self, scores: Tensor, sequences: Sequence[Sequence[int]]) -> list[float]:
-        """Return the log-probabilities of sequences of labels, also with a delimiter at each end."""
-        if not len(scores):
-            return [0.0] * len(sequences)
-        space = [self._alphabet.delimiter]
-        owners, targets = [], []
+    def _solve(self, scores: Tensor, sequences: Sequence[Sequence[int]], omega: str) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the values and the best alignments of sequences of labels, also with a delimiter at each end.
+
+        The first tensor has the number of the sequence.
+        """
+        owners: list[int] = []
+        targets: list[Tensor] = []
+        space, blank = [self._alphabet.delimiter], self._alphabet.blank
         for number, labels in enumerate(sequences):
             forms = [[*labels]]
             if self._alphabet.delimiter >= 0:
@@ -250,21 +273,18 @@ class CTCDecoder:
             owners += [number] * len(forms)
             targets += [torch.tensor(form, dtype=torch.int64) for form in forms]
         sizes = torch.tensor([len(target) for target in targets])
-        blank = self._alphabet.blank
-        padded = pad_sequence(targets, True, padding_value=blank)
         rows = scores.expand(len(targets), *scores.shape)
-        values = CTC(rows, padded, lengths=(len(scores), sizes), blank=blank).value
-        groups = torch.tensor(owners)
-        return [float(values[groups == number].logsumexp(0)) for number in range(len(sequences))]
+        padded = pad_sequence(targets, True, padding_value=blank)
+        p = CTC(rows, padded, lengths=(len(scores), sizes), blank=blank, omega=omega)
+        return torch.tensor(owners), p.value, p.decode() if omega == "hard" else p.value
 
-    def _words(self, candidate: _Candidate) -> list[tuple[str, list[Token]]]:
-        """Return the words of a candidate, each with its tokens."""
+    def _words(self, tokens: Sequence[Token], numbers: Sequence[int]) -> list[tuple[str, list[Token]]]:
+        """Return the words of a text, each with its tokens. Words of the lexicon have these numbers."""
         if self._spellings is None:
-            return self._alphabet.split(candidate.tokens)
-        letters = iter([token for token in candidate.tokens if token.label != self._alphabet.delimiter])
+            return self._alphabet.split(tokens)
+        letters = (token for token in tokens if token.label != self._alphabet.delimiter)
         names = list(self._spellings)
-        words = [names[number] for number in candidate.names]
-        return [(word, [next(letters) for _ in self._spellings[word]]) for word in words]
+        return [(names[n], [next(letters) for _ in self._spellings[names[n]]]) for n in numbers]
 
     def _result(
         self, score: float, along: Tensor, tokens: Sequence[Token], words: Sequence[tuple[str, Sequence[Token]]]
@@ -276,16 +296,6 @@ class CTCDecoder:
             timed.append(CTCWord(word, start, end, float(along[start:end].mean().exp())))
         text = " ".join(word for word, _ in words)
         return CTCText(text, score, [token.label for token in tokens], timed)
-
-
-class _Candidate(NamedTuple):
-    """A text, and its best alignment."""
-
-    total: float
-    path: list[int]
-    tokens: list[Token]
-    names: tuple[int, ...]
-    """The numbers of the words of the lexicon."""
 
 
 def _weighted(ngram: Failing, weight: float) -> Failing:

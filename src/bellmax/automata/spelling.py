@@ -35,7 +35,9 @@ class Alphabet:
             raise ValueError(f"blank must be a class, from 0 to {len(labels) - 1}, got {blank!r}")
         self.labels, self.blank = tuple(labels), blank
         texts = {label: k for k, label in enumerate(labels) if k != blank and _is_text(label)}
-        delimiter = next((texts[label] for label in DELIMITERS if label in texts), -1)
+        has_pieces = any(len(label) > 1 and label.startswith(WORD_START) for label in texts)
+        candidates = [label for label in DELIMITERS if not (has_pieces and label == WORD_START)]
+        delimiter = next((texts[label] for label in candidates if label in texts), -1)
         self.delimiter: int = delimiter
         """The class of the word delimiter, or −1."""
         self.letters = {label: k for label, k in texts.items() if k != delimiter}
@@ -83,7 +85,8 @@ class Alphabet:
                 words.append([])
             words[-1].append(token)
             is_new = False
-        return [("".join(self.labels[token.label].removeprefix(WORD_START) for token in word), word) for word in words]
+        named = [("".join(self.labels[token.label].removeprefix(WORD_START) for token in word), word) for word in words]
+        return [(name, word) for name, word in named if name]
 
     def letter_table(self, word_score: float) -> Table:
         """Return the automaton of all texts. It maps labels to the labels between their first and last letter."""
