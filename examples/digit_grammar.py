@@ -258,7 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add = parser.add_argument
     add("folder", type=Path, help="recordings {digit}_{speaker}_{take}.wav at 8 kHz; takes 0 to 4 are the test set")
     add("--output", type=Path, default=Path("build/digit-grammar"), help="folder for the table and the figure")
-    add("--seeds", type=int, default=3, help="number of seeds, of the weights, the strings and the noise")
+    add("--seeds", type=int, default=4, help="number of seeds, of the weights, the strings and the noise")
     add("--epochs", type=int, default=14, help="epochs of each network")
     add("--dates", type=int, default=300, help="test dates of each seed")
     add("--noise", type=float, default=1.2, help="standard deviation of the noise on the normalized features")
