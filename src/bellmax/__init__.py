@@ -14,6 +14,8 @@ and the losses accept these paths. Structures:
 
 For graphs with cycles, ``BeliefPropagation`` computes approximate marginals. It is not a distribution.
 
+Texts from a CTC network, with a lexicon and an n-gram: ``CTCDecoder``.
+
 Functions: ``dtw``, ``dtw_cdist``, ``dtw_neighbors``, ``dtw_barycenter``, ``viterbi``.
 
 Regularizers Ω: ``Negentropy`` (softmax), ``Tsallis`` (sparsemax, entmax), ``SquaredL2`` and ``Hard``. To write

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 
 PUBLIC = {
     "bellmax": (
-        "CTC CTCDecoder DAG DTW Automaton BeliefPropagation Chain DependencyTrees Hard Hypergraph Lattice "
+        "CTC DAG DTW Automaton BeliefPropagation CTCDecoder Chain DependencyTrees Hard Hypergraph Lattice "
         "MonotonicAlignment Move Negentropy PathDistribution Regularizer SemiMarkov SequenceAlignment SpanTrees "
         "SquaredL2 Transducer TreeModel Tsallis __version__ backend_info check_program check_regularizer cluster "
         "compat dtw dtw_barycenter dtw_cdist dtw_neighbors lattice losses nn plots program sklearn use_backend "
