@@ -47,6 +47,16 @@ class Batch(NamedTuple):
     joins: Sequence[Tensor]
 
 
+def read_recordings(folder: Path, takes: range) -> dict[str, list[tuple[int, np.ndarray]]]:
+    """Return the digits and the waves of each speaker."""
+    speakers: dict[str, list[tuple[int, np.ndarray]]] = {}
+    for path in sorted(folder.glob("*_*_*.wav")):
+        digit, speaker, take = path.stem.split("_")
+        if int(take) in takes:
+            speakers.setdefault(speaker, []).append((int(digit), soundfile.read(path, dtype="float32")[0]))
+    return speakers
+
+
 def read_strings(folder: Path, takes: range, rounds: int, seed: int, pause: float = 0.0) -> list[String]:
     """Join the takes of each speaker in random order into strings, and repeat this ``rounds`` times.
 
@@ -54,11 +64,7 @@ def read_strings(folder: Path, takes: range, rounds: int, seed: int, pause: floa
     """
     rng, strings = random.Random(seed), []
     noise = np.random.default_rng(seed).normal(0, 0.003, round(pause * RATE)).astype(np.float32)
-    speakers: dict[str, list[tuple[int, np.ndarray]]] = {}
-    for path in sorted(folder.glob("*_*_*.wav")):
-        digit, speaker, take = path.stem.split("_")
-        if int(take) in takes:
-            speakers.setdefault(speaker, []).append((int(digit), soundfile.read(path, dtype="float32")[0]))
+    speakers = read_recordings(folder, takes)
     for recordings in rounds * list(speakers.values()):
         order = rng.sample(recordings, len(recordings))
         while len(order) >= 3:
@@ -176,12 +182,14 @@ def boundaries(path: Tensor) -> Tensor:
 def errors(scores: Tensor, batch: Batch) -> int:
     """Return the edit distance between the digits and the best label of each frame, without repeats and blanks."""
     best = [own[:size].unique_consecutive() for own, size in zip(scores.argmax(-1), batch.lengths[0], strict=True)]
-    heard = [labels[labels > 0] for labels in best]
+    return int(edit_distance([labels[labels > 0] for labels in best], batch).sum())
+
+
+def edit_distance(heard: Sequence[Tensor], batch: Batch) -> Tensor:
+    """Return the edit distance between recognized labels and the labels of each string."""
     differ = pad(pad_sequence(heard, batch_first=True), (0, 1)).unsqueeze(-1) != batch.labels.unsqueeze(-2)
     lengths = [len(labels) for labels in heard], batch.lengths[1]
-    return -int(
-        bx.SequenceAlignment(-differ.float(), gap_open=-1, gap_extend=-1, lengths=lengths, omega="hard").value.sum()
-    )
+    return -bx.SequenceAlignment(-differ.float(), gap_open=-1, gap_extend=-1, lengths=lengths, omega="hard").value
 
 
 @torch.no_grad()

@@ -27,7 +27,8 @@ PyMODINIT_FUNC PyInit__native() {
     if (!module) return nullptr;
     read_python();
     for (PyMethodDef* family :
-         {functions, steps_methods, lattice_methods, hyper_methods, chart_methods, segment_methods, series_methods}) {
+         {functions, steps_methods, lattice_methods, hyper_methods, chart_methods, segment_methods, series_methods,
+          automaton_methods}) {
         if (PyModule_AddFunctions(module, family)) return nullptr;
     }
     if (PyModule_AddStringConstant(module, "instructions", has_avx2() ? "avx2" : "baseline")) return nullptr;

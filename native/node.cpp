@@ -96,7 +96,7 @@ class KernelsOf final : public Kernels {
     }
 
 public:
-    explicit KernelsOf(const Omega& own) : Kernels(own.unit), omega(own) {}
+    explicit KernelsOf(const Omega& own) : Kernels(own.unit, double(own.reach())), omega(own) {}
 
     bool solve(Matrix of, const double* x, double* value, double* threshold) const override {
         const V none = V{} - infinity<double>, highest = V{} + infinity<double>;

@@ -24,9 +24,10 @@ struct Matrix {
 // What depends on Ω, behind one door, so that a sweep is compiled once and not for each.
 class Kernels {
 public:
-    const double unit;  // of scores x = unit · θ + values
+    const double unit;   // of scores x = unit · θ + values
+    const double reach;  // scores so far below the greatest have q = 0
 
-    explicit Kernels(double own) : unit(own) {}
+    Kernels(double own_unit, double own_reach) : unit(own_unit), reach(own_reach) {}
     virtual ~Kernels() = default;
 
     // The value, and the threshold that x is weighed with; −∞, and one that gives q = 0, for a node without a way to

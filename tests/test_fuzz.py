@@ -20,7 +20,7 @@ LEAST |= {"bad number refused": 5, "bad number without effect": 2, "overflow ref
 def test_random_programs_equal_the_list_of_their_paths(first: int) -> None:
     reports = [fuzzing.check(seed) for seed in range(first, first + 240)]
     programs = Counter(report.program for report in reports)
-    assert set(programs) == {"DAG", "Chain", "ScoredChain", "Lattice", "DTW", "SemiMarkov"}
+    assert set(programs) == {"DAG", "Chain", "ScoredChain", "Lattice", "DTW", "SemiMarkov", "Automaton"}
     assert min(programs.values()) > 5
     comparisons = sum((report.comparisons for report in reports), Counter[str]())
     assert not {kind: comparisons[kind] for kind, least in LEAST.items() if comparisons[kind] < least}

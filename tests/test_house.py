@@ -26,7 +26,7 @@ FLOORS = (
     ("targets",),
     ("distribution",),
     ("structures",),
-    ("recursions",),
+    ("recursions", "automata"),
     ("losses", "series", "markov", "checking", "lattice"),
     ("nn", "plots", "info", "onnx", "sklearn", "cluster", "compat", "chain", "dag", "dtw"),
     ("apps", "gpu_check", "__main__", ""),

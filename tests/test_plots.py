@@ -90,3 +90,22 @@ def test_a_program_has_an_arrow_for_each_edge_and_a_label_with_its_probability()
 def test_programs_that_cannot_be_drawn(p, message):
     with pytest.raises(ValueError, match=message):
         plots.program(p())
+
+
+def test_automaton_has_an_arrow_for_each_pair_of_states_and_each_start() -> None:
+    rows = [("go", "on", 5, 1), ("go", "on", 6), ("on", "on", 2, -1), ("on", "go", -1)]
+    drawn = bx.Automaton(rows, scores=[0.5, 0, -2, 0], start={"go": 0.25}, final={"on": 1.5, "go": 0})
+    ax = plots.automaton(drawn, label_names=["a", "b", "c"])
+    ax.figure.savefig(io.BytesIO())
+    assert len(ax.patches) == 4
+    texts = {text.get_text() for text in ax.texts} - {""}
+    assert texts == {"go", "on", "5:1 0.5\n6", "c:ε -2", "ε", "0.25", "1.5"}
+    words = bx.Automaton.lexicon({"yes": [5], "no": [6]}, scores=torch.zeros(2, requires_grad=True))
+    assert "5:yes\n6:no" in {text.get_text() for text in plots.automaton(words).texts}
+
+
+def test_automata_must_be_small() -> None:
+    with pytest.raises(ValueError, match="automaton must have at most 200 arcs to be drawn, got 225"):
+        plots.automaton(bx.Automaton.ctc(vocab=15))
+    with pytest.raises(ValueError, match="automaton must be an Automaton, got a list"):
+        plots.automaton([])  # type: ignore[arg-type]

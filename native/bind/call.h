@@ -215,6 +215,6 @@ PyMethodDef method(const char* name) {
 
 // The bindings of each family; the last has no name.
 extern PyMethodDef steps_methods[], lattice_methods[], hyper_methods[], chart_methods[], segment_methods[],
-    series_methods[];
+    series_methods[], automaton_methods[];
 
 }  // namespace bellmax

@@ -9,9 +9,12 @@ and the losses accept these paths. Structures:
 - speech: ``CTC``, ``Transducer`` (RNN-T)
 - trees: ``SpanTrees`` (constituents), ``DependencyTrees``, ``TreeModel`` (labels on a given tree)
 - your own recursion, in plain Python: ``program``, with ``bellmax.max`` and ``bellmax.min``
+- automata over frames, such as lexicons and n-grams: ``Automaton``
 - your own graph: ``DAG``, ``Hypergraph``, and ``Lattice`` with ``Move`` and the words in ``bellmax.lattice``
 
 For graphs with cycles, ``BeliefPropagation`` computes approximate marginals. It is not a distribution.
+
+Texts from a CTC network, with a lexicon and an n-gram: ``CTCDecoder``.
 
 Functions: ``dtw``, ``dtw_cdist``, ``dtw_neighbors``, ``dtw_barycenter``, ``viterbi``.
 
@@ -31,6 +34,7 @@ from typing import TYPE_CHECKING
 
 import bellmax.dtw as _  # noqa: F401  first: importing this module later would replace the function bellmax.dtw
 from bellmax import lattice, losses
+from bellmax.automata import Automaton, CTCDecoder
 from bellmax.backends.choice import use_backend
 from bellmax.checking import check_regularizer
 from bellmax.distribution import PathDistribution
@@ -66,7 +70,9 @@ __all__ = [
     "CTC",
     "DAG",
     "DTW",
+    "Automaton",
     "BeliefPropagation",
+    "CTCDecoder",
     "Chain",
     "DependencyTrees",
     "Hard",

@@ -17,10 +17,11 @@ from typing import Any, TypeVar, cast
 
 PUBLIC = {
     "bellmax": (
-        "CTC DAG DTW BeliefPropagation Chain DependencyTrees Hard Hypergraph Lattice MonotonicAlignment Move "
-        "Negentropy PathDistribution Regularizer SemiMarkov SequenceAlignment SpanTrees SquaredL2 Transducer TreeModel "
-        "Tsallis __version__ backend_info check_program check_regularizer cluster compat dtw dtw_barycenter dtw_cdist "
-        "dtw_neighbors lattice losses nn plots program sklearn use_backend viterbi"
+        "CTC DAG DTW Automaton BeliefPropagation CTCDecoder Chain DependencyTrees Hard Hypergraph Lattice "
+        "MonotonicAlignment Move Negentropy PathDistribution Regularizer SemiMarkov SequenceAlignment SpanTrees "
+        "SquaredL2 Transducer TreeModel Tsallis __version__ backend_info check_program check_regularizer cluster "
+        "compat dtw dtw_barycenter dtw_cdist dtw_neighbors lattice losses nn plots program sklearn use_backend "
+        "viterbi"
     ),
     "bellmax.nn": (
         "CRF HMM CTCLoss DTWAlignment DTWLoss Perturbed SegmentationAttention SmoothedMax TDTLoss TagConstraints "
@@ -38,7 +39,7 @@ PUBLIC = {
         "Score along_column along_row anywhere at_class cell cell_class cell_label column corner gather pair row scalar"
     ),
     "bellmax.compat": "entmax monotonic_align soft_dtw_cuda torch torch_struct torchaudio torchcrf tslearn",
-    "bellmax.plots": "alignment dag program",
+    "bellmax.plots": "alignment automaton dag program",
     "bellmax.cluster": "Task plan",
 }
 """The public names of each module, without importing it."""
@@ -79,6 +80,8 @@ FOREIGN = {
         "Distribution": "bellmax.PathDistribution",
         "Eisner": "bellmax.DependencyTrees",
         "Entmax": "bellmax.Tsallis(1.5)",
+        "FSA": "bellmax.Automaton",
+        "FST": "bellmax.Automaton",
         "GMMHMM": "bellmax.sklearn.HMM with an object of your own for emissions=",
         "GaussianHMM": "bellmax.sklearn.HMM",
         "Graph": "bellmax.DAG, or bellmax.Hypergraph",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from bellmax.automata import Automaton
 from bellmax.names import attribute_error
 from bellmax.recursions.paths import ProgramPaths
 from bellmax.structures.dag import DAGPaths
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from numpy.typing import NDArray
 
-__all__ = ["alignment", "dag", "program"]
+__all__ = ["alignment", "automaton", "dag", "program"]
 
 _MAX_DRAWN_EDGES = 200
 
@@ -67,6 +69,120 @@ def dag(p: DAGPaths, *, ax: Axes | None = None, labels: list[str] | None = None)
     ax.set_aspect("equal")
     ax.axis("off")
     return ax
+
+
+def automaton(automaton: Automaton, *, ax: Axes | None = None, label_names: Sequence[str] | None = None) -> Axes:
+    """Draw the states and arcs of a small automaton, and return the axes.
+
+    An arc is labeled with its label, with its output if it differs, and with its score if it is not 0. ε stands for no
+    label and for no output. A start state has a short arrow, and a final state has a double border. Scores of start and
+    final states are next to the state if they are not 0.
+
+    Args:
+        automaton: The automaton, with at most 200 arcs.
+        ax: The axes to draw on. Default None: a new figure.
+        label_names: The names of the labels, by default the names that the automaton has, or numbers.
+
+    >>> import bellmax as bx
+    >>> ax = automaton(bx.Automaton.ctc([1, 2]))
+    >>> len(ax.patches)  # an arrow for each arc and for the start
+    11
+
+    """
+    from matplotlib.figure import Figure
+
+    if not isinstance(automaton, Automaton):
+        raise ValueError(f"automaton must be an Automaton, got a {type(automaton).__name__}")
+    if automaton.num_arcs > _MAX_DRAWN_EDGES:
+        raise ValueError(f"automaton must have at most {_MAX_DRAWN_EDGES} arcs to be drawn, got {automaton.num_arcs}")
+    levels = _distances(automaton)
+    positions = _node_positions(levels) * (1.4, 1.2)
+    width, height = np.ptp(positions, axis=0)
+    ax = ax or Figure(figsize=(3 + 0.9 * width, 2.5 + 0.9 * height), layout="constrained").subplots()
+    for (source, target), lines in _arc_texts(automaton, label_names or automaton.label_names).items():
+        text = "\n".join(lines)
+        if source == target:
+            _draw_loop(ax, positions[source], text)
+            continue
+        span = (levels[target] - levels[source]).item()
+        bend = 0.25 if span <= 0 else 0.18 * (span - 1)
+        _draw_edge(ax, positions[source], positions[target], 0.2, bend, text)
+    _draw_states(ax, automaton, positions)
+    ax.set_xlim(positions[:, 0].min() - 1.5, positions[:, 0].max() + 0.8)
+    ax.set_ylim(positions[:, 1].min() - 1.3, positions[:, 1].max() + 1.3)
+    ax.axis("off")
+    return ax
+
+
+def _draw_states(ax: Axes, automaton: Automaton, positions: NDArray[np.float64]) -> None:
+    """Draw the states, the arrows to start states, and the scores of start and final states."""
+    ends = zip(automaton.start.tolist(), automaton.final.tolist(), strict=True)
+    for state, (start, final) in enumerate(ends):
+        point = positions[state]
+        x, y = point.tolist()
+        is_start, is_final = start > -np.inf, final > -np.inf
+        for size in (26, 19) if is_final else (22,):
+            ax.plot(x, y, "o", ms=size, mfc="white", mec="black", zorder=2)
+        ax.text(x, y, str(automaton.states[state]), ha="center", va="center", fontsize=8, zorder=3)
+        if is_final:
+            _annotate(ax, point, _shown_score(final), (16, 0), ha="left")
+        if is_start:
+            before = point - np.array((0.9, 0))
+            _draw_arrow(ax, before, point, 0.2)
+            _annotate(ax, before, _shown_score(start), (10, 0), ha="right")
+
+
+def _distances(automaton: Automaton) -> Tensor:
+    """Return the smallest number of arcs from a start state to each state, (S,)."""
+    distance = torch.where(automaton.start > -torch.inf, 0, automaton.num_states)
+    source, target = automaton.arcs[:, :2].unbind(1)
+    for _ in range(automaton.num_states):
+        distance = distance.scatter_reduce(0, target, distance[source] + 1, "amin")
+    return distance.clamp(max=int(distance[distance < automaton.num_states].max()) + 1)
+
+
+def _arc_texts(automaton: Automaton, label_names: Sequence[str] | None) -> dict[tuple[int, int], list[str]]:
+    """Return a line of text for each arc between two states."""
+    texts: dict[tuple[int, int], list[str]] = {}
+    for (source, target, label, output), score in zip(automaton.arcs.tolist(), automaton.scores.tolist(), strict=True):
+        read, written = _symbol(label, label_names), _symbol(output, automaton.output_names)
+        text = read if read == written else f"{read}:{written}"
+        texts.setdefault((source, target), []).append(" ".join(filter(None, (text, _shown_score(score)))))
+    return texts
+
+
+def _symbol(number: int, names: Sequence[str] | None) -> str:
+    """Return the name of a label or an output."""
+    if number < 0:
+        return "ε"
+    return names[number] if names is not None and number < len(names) else str(number)
+
+
+def _shown_score(score: float) -> str:
+    return f"{score:.3g}" if score else ""
+
+
+def _draw_loop(ax: Axes, point: NDArray[np.float64], text: str) -> None:
+    """Draw an arrow from a state to itself with a text, away from the center line."""
+    from matplotlib.patches import FancyArrowPatch
+    from matplotlib.transforms import ScaledTranslation
+
+    side = -1 if point[1] < 0 else 1
+    inches = ax.figure.dpi_scale_trans + ScaledTranslation(point[0], point[1], cast(Any, ax.transData))
+    ax.add_patch(
+        FancyArrowPatch(
+            (-0.08, 0.1 * side), (0.08, 0.1 * side), connectionstyle=f"arc3,rad={-3.5 * side}", arrowstyle="-|>",
+            mutation_scale=12, shrinkA=4, shrinkB=4, clip_on=False, transform=inches, **_edge_style(0.2),
+        )
+    )  # fmt: skip
+    _annotate(ax, point, text, (0, 29 * side), va="bottom" if side > 0 else "top")
+
+
+def _annotate(
+    ax: Axes, point: NDArray[np.float64], text: str, offset: tuple[float, float], ha: str = "center", va: str = "center"
+) -> None:
+    """Write a text at an offset in points."""
+    ax.annotate(text, (point[0], point[1]), offset, textcoords="offset points", fontsize=8, ha=ha, va=va)
 
 
 def program(p: ProgramPaths, *, ax: Axes | None = None) -> Axes:

@@ -380,7 +380,7 @@ class Solver:
 
     def best_compact(self, k: int) -> tuple[Tensor, Tensor]:
         """Return scores (B, k) of the best paths, in the sense of the scores, and the paths in the compact form."""
-        if self.program.engine == "chain":
+        if self.program.engine == "chain" or self.program.topk_is_compact:
             return self.topk(k)
         scores, edges = self.expanded().topk(k)
         return self.sense * scores + 0, self._compact(edges)  # no -0

@@ -77,6 +77,7 @@ def alarms() -> Iterator[None]:
 
 
 COMPLETE = bx.DAG([(i, j) for j in range(1, 1000) for i in range(j)])
+LOOPS = bx.Automaton([(i, j, j) for i in range(60) for j in range(60)], final={0: 0.0})
 SLOW = bx.Tsallis(1.3)
 JOBS: dict[str, tuple[tuple[int, ...], Callable[[Tensor], object]]] = {
     "dtw_neighbors": ((1000, 300, 1), lambda x: bx.dtw_neighbors(x, k=3)),
@@ -89,6 +90,8 @@ JOBS: dict[str, tuple[tuple[int, ...], Callable[[Tensor], object]]] = {
     "topk": ((1, 400, 20, 20), lambda x: bx.Chain(x).topk_sequences(400)),
     "sample": ((1, 3000, 40, 40), lambda x: bx.Chain(x).sample_sequences((5000,))),
     "SpanTrees": ((2, 1600, 1600), lambda x: bx.SpanTrees(0 * x).value),
+    "Automaton": ((8, 2000, 60), lambda x: LOOPS.paths(x, omega=SLOW).value),
+    "Automaton, best": ((8, 2000, 60), lambda x: LOOPS.paths(x).topk(3)),
     "DAG": ((16, 499500), lambda x: COMPLETE.paths(x, omega=SLOW).value),
 }
 """Shapes and jobs, each with a kernel that takes several times the 100 ms between two looks for signals."""

@@ -231,7 +231,49 @@ def of_segments(rng: np.random.Generator) -> Program:
     return Program("SemiMarkov", tensors, make, [graph(length) for length in lengths.tolist()])
 
 
-KINDS = of_graph, of_chain, of_scores, of_lattice, of_alignment, of_segments
+def of_automaton(rng: np.random.Generator) -> Program:
+    """An automaton over frames, or one for each member of the batch. ε-arcs lead to larger states."""
+    batch, steps, states, classes = 2, int(rng.integers(1, 4)), int(rng.integers(1, 4)), int(rng.integers(1, 4))
+    least = int(states > 1)  # without frames, a path does not show its state
+    lengths, own = torch.tensor(rng.integers(least, steps + 1, batch)), bool(rng.integers(2))
+    automata, count = [], int(rng.integers(1, 6))
+    for _ in range(batch if own else 1):
+        arcs = [(int(a), int(b), int(rng.integers(classes))) for a, b in rng.integers(states, size=(count, 2))]
+        arcs += [(int(rng.integers(b)), b, -1) for b in range(1, states) if rng.random() < 0.4]
+        arcs = [arcs[n] for n in rng.permutation(len(arcs))] + [(0, states - 1, 0)] + [(s, s, 0) for s in range(states)]
+        some = {s: 0.0 for s in range(states) if not s or rng.random() < 0.3}
+        automata.append(bx.Automaton(arcs, start=some, final={states - 1: 0.0}))
+    automaton = bx.Automaton.stack(automata) if own else automata[0]
+    ends = [t.double().expand(batch, -1) for t in (automaton.start, automaton.final)]
+    tensors = [normal(rng, batch, steps, classes, missing=0.1), normal(rng, batch, automaton.num_arcs, missing=0.1)]
+    tensors += [normal(rng, *end.shape) + end for end in ends]
+
+    def graph(b: int, length: int) -> tuple[list[tuple[int, int]], int, list[Uses]]:
+        node = lambda t, s: 1 + t * states + s  # noqa: E731
+        last = node(length, states)
+        edges, uses = [(0, node(0, s)) for s in range(states)], [[(2, s, 1.0)] for s in range(states)]
+        arcs = [(a, arc) for a, arc in enumerate(automata[b if own else 0].arcs.tolist())]
+        for t in range(length + 1):
+            for a, (source, target, label, _) in arcs:
+                if label >= 0 and t:
+                    edges.append((node(t - 1, source), node(t, target)))
+                    uses.append([(0, (t - 1) * classes + label, 1.0), (1, a, 1.0)])
+            for a, (source, target, label, _) in arcs:
+                if label < 0:
+                    edges.append((node(t, source), node(t, target)))
+                    uses.append([(1, a, 1.0)])
+        edges += [(node(length, s), last) for s in range(states)]
+        return edges, 1 + last, uses + [[(3, s, 1.0)] for s in range(states)]
+
+    def make(t: list[Tensor], omega: bx.Regularizer) -> bx.PathDistribution:
+        scores = dict(zip(("scores", "start", "final"), t[1:], strict=True))
+        paths: bx.PathDistribution = automaton.paths(t[0], **scores, lengths=lengths, omega=omega)
+        return paths
+
+    return Program("Automaton", tensors, make, [graph(b, n) for b, n in enumerate(lengths.tolist())])
+
+
+KINDS = of_graph, of_chain, of_scores, of_lattice, of_alignment, of_segments, of_automaton
 
 
 def omegas(rng: np.random.Generator) -> Callable[[float | Tensor], bx.Regularizer]:
@@ -254,6 +296,8 @@ def check(seed: int) -> Report:
     """Check one random program. An AssertionError says how to repeat it."""
     rng = np.random.default_rng(seed)
     program, make_omega = KINDS[rng.integers(len(KINDS))](rng), omegas(rng)
+    if program.name == "Automaton" and isinstance(make_omega(1.0), bx.SquaredL2):
+        make_omega = lambda gamma: bx.Tsallis(2.0, gamma)  # noqa: E731  automata refuse l2
     numbers, way = NUMBERS[rng.integers(len(NUMBERS))], WAYS[rng.integers(len(WAYS))]
     dtype = [torch.float64, torch.float64, torch.float64, torch.float32, *HALF][rng.integers(6)]
     way = "eager" if dtype in HALF and way in ("jvp", "twice") else way
@@ -301,7 +345,8 @@ def check_bad(rng: np.random.Generator, program: Program, omega: bx.Regularizer)
     try:
         value = program.make([*program.tensors[:k], spoilt, *program.tensors[k + 1 :]], omega).value
     except ValueError as error:
-        assert is_used or program.name == "Lattice", "an unused entry was refused"  # a lattice reads the whole grid
+        # A lattice reads the whole grid, and an automaton all frames.
+        assert is_used or program.name in ("Lattice", "Automaton"), "an unused entry was refused"
         assert "must be finite" in str(error)  # noqa: PT017
         return "bad number refused"
     if is_used:  # used only by edges on no path, so it must have no effect
@@ -377,8 +422,8 @@ def _is_rounded_alike(program: Program) -> bool:
 
 def _verbs(program: Program, omega: bx.Regularizer, solved: list[Enumerated]) -> Iterator[tuple[Tensor, Tensor, str]]:
     p = program.make(program.tensors, omega)
-    walks = isinstance(p, LatticePaths) and not isinstance(p, bx.DTW)
-    entropy, best, drawn = p.entropy(), p.topk(3)[0], p.sample_walks((4,)) if walks else p.sample((4,))
+    decodes = (isinstance(p, LatticePaths) and not isinstance(p, bx.DTW)) or program.name == "Automaton"
+    entropy, best, drawn = p.entropy(), p.topk(3)[0], p.sample_decoded((4,)) if decodes else p.sample((4,))
     yield entropy.isnan(), torch.zeros_like(entropy), "entropy is NaN"
     yield best.isnan(), torch.zeros_like(best), "topk is NaN"
     for b, one in enumerate(solved):
@@ -389,7 +434,7 @@ def _verbs(program: Program, omega: bx.Regularizer, solved: list[Enumerated]) ->
         scores = sorted((float(s) for s in one.scores if s > MASKED), reverse=True)[:3]
         yield best[b, : len(scores)] * program.sense, torch.tensor(scores), "topk"
     if all(one.value > MASKED for one in solved):
-        paths = [drawn, (p.best_walk() if walks else p.best_path()).unsqueeze(0)]
+        paths = [drawn, (p.decode() if decodes else p.best_path()).unsqueeze(0)]
         for path in paths if isinstance(omega, bx.Negentropy | bx.Hard) else paths[:1]:
             is_possible = p.log_prob(path) > -math.inf
             yield is_possible, torch.ones_like(is_possible), "log_prob of a sample or of the best path is finite"

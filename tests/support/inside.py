@@ -20,7 +20,7 @@ from bellmax import cluster, files, modes
 from bellmax.autograd import functions
 from bellmax.backends import BACKENDS, detour
 from bellmax.backends.fused import PairCosts
-from bellmax.backends.native import loading, short_pairs, sorting, two_states
+from bellmax.backends.native import automaton, loading, short_pairs, sorting, two_states
 from bellmax.backends.triton import KERNELS
 from bellmax.programs import GRAPH, PROGRAMS, graph
 from bellmax.programs.charts import ChartProgram
@@ -47,8 +47,20 @@ __all__ += [
     "graph",
     "jobs",
 ]
-__all__ += ["loading", "log_sum_of_products", "long_pair_value", "measure_of", "modes", "pairwise", "routes"]
+__all__ += [
+    "automaton_tape",
+    "loading",
+    "log_sum_of_products",
+    "long_pair_value",
+    "measure_of",
+    "modes",
+    "pairwise",
+    "routes",
+]
 __all__ += ["short_pairs", "sorting", "two_states"]
+
+automaton_tape = automaton, "_MOST_NUMBERS"
+"""The largest number of entries of the tape of an automaton that has a row for each frame."""
 
 # --- distributions
 

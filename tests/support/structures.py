@@ -34,11 +34,20 @@ DAG = bx.DAG([(0, 1), (0, 2), (1, 2), (1, 3), (2, 3)])
 HYPER = bx.Hypergraph([("a", ()), ("b", ()), ("b", ("a",)), ("c", ("a", "b")), ("c", ("b",))])
 TREE = bx.TreeModel([-1, 0, 0])
 EDIT = bx.Lattice([bx.Move(1, 1, score=L.cell("s")), bx.Move(1, 0, score=L.cell("s")), bx.Move(0, 1)])
+AUTOMATON = bx.Automaton([(0, 0, 0), (0, 1, 1), (1, 1, 2), (1, 0, 1), (0, 1, -1)], final={1: 0.5})
 MATRIX = torch.tensor([[0.3, -0.2], [0.1, 0.4]])
 
 
 def _lattice(x: Tensor, **omega: Any) -> bx.PathDistribution:
     return EDIT.paths({"s": x}, **omega)
+
+
+def _automaton(x: Tensor, omega: Any = "negentropy", **gamma: Any) -> bx.PathDistribution:
+    """The paths of an automaton, which refuses l2 and takes sparsemax instead."""
+    if omega == "l2" or isinstance(omega, bx.SquaredL2):
+        omega = "sparsemax" if omega == "l2" else bx.Tsallis(2.0, omega.gamma)
+    p: bx.PathDistribution = AUTOMATON.paths(x, omega=omega, **gamma)
+    return p
 
 
 STRUCTURES: dict[str, Structure] = {
@@ -73,5 +82,6 @@ STRUCTURES: dict[str, Structure] = {
     "SpanTrees": Structure(lambda x, **o: bx.SpanTrees(x, **o), (3, 3)),
     "SpanTrees, labels": Structure(lambda x, **o: bx.SpanTrees(x, labels=True, **o), (3, 3, 2)),
     "DependencyTrees": Structure(lambda x, **o: bx.DependencyTrees(x, **o), (4, 4)),
+    "Automaton": Structure(_automaton, (3, 3)),
     "TreeModel": Structure(lambda x, **o: TREE.labels(x, MATRIX.to(x).expand(3, 2, 2), **o), (3, 2)),
 }

@@ -77,6 +77,12 @@ def alignments() -> None:
     labels = torch.tensor([1, 2])
     describe(bx.DTW(torch.rand(4, 5), band=2, open_end=True))
     describe(bx.CTC(torch.zeros(5, 4), labels, blank=0, lengths=(5, 2)))
+    decoder = bx.CTCDecoder(["-", "a", "b", " "], blank=0, lexicon=["ab"], lm_weight=0.5, word_score=0.0)
+    texts: list[str] = [text.text for text in decoder.greedy(torch.zeros(1, 5, 4), lengths=[5])]
+    times = [
+        (word.text, word.start, word.end, word.confidence) for word in decoder.decode(torch.zeros(1, 5, 4))[0][0].words
+    ]
+    _ = texts, times
     describe(bx.SequenceAlignment(torch.zeros(3, 4), gap_open=-1.0, gap_extend=-0.5, mode="local"))
     describe(bx.MonotonicAlignment(torch.zeros(5, 3)))
     describe(bx.Transducer.from_logits(torch.zeros(4, 3, 5), labels))
@@ -86,6 +92,18 @@ def trees() -> None:
     describe(bx.SpanTrees(torch.zeros(4, 4)))
     describe(bx.DependencyTrees(torch.zeros(4, 4), single_root=False))
     describe(bx.TreeModel([-1, 0, 0]).labels(torch.zeros(3, 2), torch.zeros(2, 2)))
+
+
+def automata() -> None:
+    words = bx.Automaton.lexicon({"yes": [5, 1, 7], "no": [3, 4]}, scores=torch.zeros(2))
+    graph: bx.Automaton = bx.Automaton.ctc(vocab=8) @ words
+    rows = bx.Automaton([("a", "b", 1), ("b", "c", -1, 2)], scores=[0.0, 1.0], start={"a": 0.0}, final={"c": 0.5})
+    again: bx.Automaton = bx.Automaton.from_text(rows.to_text())
+    union: bx.Automaton = rows.union(again).concatenate(again).reverse().trim().closure()
+    batch = bx.Automaton.stack([bx.Automaton.ctc([1, 2]), bx.Automaton.linear(torch.tensor([3]))])
+    scores: Tensor = batch.scores
+    outputs: Tensor = graph.outputs(torch.tensor([0, -1]))
+    _ = union, scores, outputs, graph.names(outputs), graph.arcs, graph.start, graph.final, graph.states
 
 
 def own_programs() -> None:
@@ -208,6 +226,7 @@ def figures() -> None:
     axes = Figure().subplots()
     plots.dag(bx.DAG([(0, 1), (0, 1)]).paths(torch.zeros(2)), ax=axes)
     plots.alignment(bx.DTW(torch.rand(4, 5)), ax=Figure().subplots())
+    plots.automaton(bx.Automaton.ctc([1, 2]), ax=Figure().subplots())
     plots.program(stairs(torch.rand(4)), ax=Figure().subplots())
 
 
@@ -271,8 +290,8 @@ def modules() -> tuple[object, ...]:
 
 def main() -> None:
     for part in (
-        regularizers, sequences, alignments, trees, own_programs, recursions, series, layers, all_losses, estimators,
-        figures, replacements, settings, modules,
+        regularizers, sequences, alignments, trees, automata, own_programs, recursions, series, layers, all_losses,
+        estimators, figures, replacements, settings, modules,
     ):  # fmt: skip
         part()
 

@@ -13,6 +13,7 @@ correct paths. The target has one of these forms:
   masks its step: the loss is computed as if the sequence did not contain this step;
 - for a :class:`TreeModel`, labels (..., V) int64, where −1 or −100 allows any label;
 - for dependency trees, heads (..., n) int64, where −1 allows any head;
+- for automata, the label of each frame as an event: the set of all paths with these labels;
 - for hypergraphs and lattices, the number of times that a derivation or a path uses each weight;
 - for programs (:func:`bellmax.program`), the number of times that a derivation uses each score entry: a tensor, or a
   mapping from the names of several scores to tensors. For problems of different sizes, a list of targets.

@@ -6,6 +6,7 @@ of its structure, which calls :func:`register`.
 
 from __future__ import annotations
 
+from bellmax.programs.automaton import AUTOMATON
 from bellmax.programs.chain import ChainProgram
 from bellmax.programs.charts import ChartProgram
 from bellmax.programs.graph import GraphProgram
@@ -17,6 +18,7 @@ from bellmax.programs.scored_chain import ScoredChainProgram
 from bellmax.programs.segments import SEGMENTS, ScoredSegmentProgram
 
 __all__ = [
+    "AUTOMATON",
     "CHAIN",
     "GRAPH",
     "PROGRAMS",
@@ -52,6 +54,7 @@ def register(program: Program) -> Program:
 
 GRAPH, CHAIN, SCORED_CHAIN = register(GraphProgram()), register(ChainProgram()), register(ScoredChainProgram())
 register(SEGMENTS)
+register(AUTOMATON)
 SCORED_SEGMENTS, SCORED_SEGMENTS_WITH_LAST = (register(ScoredSegmentProgram(has_last)) for has_last in (False, True))
 for _name in ("spans", "arcs", "arcs_of_one_root"):
     register(ChartProgram(_name))

@@ -43,6 +43,8 @@ class Program:
     """True if a value that needs no gradient should be computed without a tape."""
     event_dims: int | None = None
     """The number of dimensions of an event; None if an event has the shape of the first score."""
+    topk_is_compact: bool = False
+    """True if a backend can find the k best paths in the compact form without the weights of all edges."""
     max_count: float = 1
     """The number of times that a path can use one entry of the first score: 1, or ∞ if unknown."""
 

@@ -6,6 +6,7 @@ import torch
 
 import bellmax.backends.native.loading as loading
 from bellmax.backends.fused import FusedKernels
+from bellmax.backends.native.automaton import NativeAutomaton
 from bellmax.backends.native.charts import NativeCharts
 from bellmax.backends.native.labels import NativeLabelScores
 from bellmax.backends.native.lattices import NativeLattice
@@ -21,6 +22,7 @@ from bellmax.backends.native.two_states import NativeMarginals, NativeWeights
 from bellmax.backends.protocol import Sweeps
 from bellmax.backends.reference.expanded import Expanded
 from bellmax.programs import PROGRAMS, LatticeProgram, LinearGraphProgram
+from bellmax.programs.automaton import AutomatonProgram
 from bellmax.programs.charts import ChartProgram
 from bellmax.programs.segments import ScoredSegmentProgram
 from bellmax.regularizers import Kernel
@@ -73,4 +75,6 @@ class Native:
         engine = self._sweeps[program.engine]
         if isinstance(program, ChartProgram):
             return NativeCharts(program, engine)
+        if isinstance(program, AutomatonProgram):
+            return NativeAutomaton(program, engine)
         return (NativeSegments if isinstance(program, ScoredSegmentProgram) else Expanded)(program, engine)
