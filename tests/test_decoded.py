@@ -15,7 +15,7 @@ import bellmax as bx
 from bellmax import lattice as L
 from bellmax import losses
 
-UNIQUE = [name for name in STRUCTURES if name not in ("Lattice", "SequenceAlignment, semiglobal")]
+UNIQUE = [name for name in STRUCTURES if name not in ("Lattice", "SequenceAlignment, semiglobal", "Automaton")]
 """Structures whose events determine the path."""
 
 

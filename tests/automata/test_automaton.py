@@ -63,6 +63,8 @@ def test_scores_keep_their_dtype_and_gradients() -> None:
     automaton = A([(0, 1, 3), (0, 2, 4)], scores=scores, final=final)
     assert automaton.scores is scores
     assert automaton.final is final
+    weight = torch.tensor(0.5, requires_grad=True)
+    assert A([(0, 1, 3), (0, 2, 4)], scores=[weight, 1.0]).scores.requires_grad
     assert A([(0, 1, 3)], scores=torch.tensor([1])).scores.dtype == torch.float64
     for other in (copy.deepcopy(automaton), pickle.loads(pickle.dumps(automaton))):
         assert other.scores.requires_grad
@@ -84,6 +86,8 @@ def test_scores_keep_their_dtype_and_gradients() -> None:
         (lambda: A(torch.zeros(2, 5, dtype=torch.int64)), r"arcs must have shape \(A, 3\) or \(A, 4\), got \(2, 5\)"),
         (lambda: A([(0, 1, 2), (0, -1, 2)]), r"states must be at least 0, got arcs\[1\] = \(0, -1, 2, 2\)"),
         (lambda: A([("a", "b", -2)]), r"a label must be at least 0, or -1 .*, got arcs\[0\] = \('a', 'b', -2, -2\)"),
+        (lambda: A([(0, 1, 2**31)]), r"states and labels must be at most 2147483647, got arcs\[0\] = \(0, 1, 2147"),
+        (lambda: A([(0, 1, 2**63)]), r"the label of an arc must be an integer, got arcs\[0\] = \(0, 1, 9223"),
         (lambda: A([(0, 1, 2, -2)]), r"an output must be at least 0, or -1 for none, got arcs\[0\] = \(0, 1, 2, -2\)"),
         (
             lambda: A([(0, 1, 2)], scores=[1.0, 2.0]),
@@ -94,6 +98,7 @@ def test_scores_keep_their_dtype_and_gradients() -> None:
         (lambda: A([(0, 1, 2)], start={"a": 0.0}), "start and final must have states of the arcs as keys, got 'a'"),
         (lambda: A([("a", "b", 2)], start={0: 0.0}), "start must have states of the arcs as keys, got 0"),
         (lambda: A([("a", "b", 2)], final={"b": NAN}), r"final must map states to numbers .*, got nan for state 'b'"),
+        (lambda: A([("a", "b", 2)], final={"b": "x"}), r"final must map states to numbers below \+inf, got 'x' for"),
         (lambda: A([("a", "b", 2)], final={"b": torch.zeros(2)}), r"final must map states to numbers below \+inf, got"),
         (lambda: A([(0, 1, 2)], final=[0.0, NAN]), r"final must be numbers below \+inf, got final\[1\] = nan"),
         (lambda: A([(0, 1, 2)], start={}), "start must give at least one state a score above -inf, got none"),

@@ -104,6 +104,8 @@ def test_outputs_and_names_of_paths() -> None:
     assert graph.names(graph.outputs(paths)) == [["yes", "no"], []]
     with pytest.raises(ValueError, match="names needs an automaton whose outputs have names"):
         A.linear([1]).names(torch.tensor([1]))
+    with pytest.raises(ValueError, match="outputs must be below 2, the number of names, got 2"):
+        graph.names(torch.tensor([2]))
     batch = A.stack([A.linear([3]), graph])
     both = batch.outputs(torch.tensor([[[0, -1, -1], [path[0], path[3], path[5]]]]))
     assert both.tolist() == [[[3, -1, -1], [0, 1, -1]]]
@@ -128,6 +130,9 @@ def test_a_stack_is_padded() -> None:
     ("make", "message"),
     [
         (lambda: A.linear("abc"), "labels must be integers, got the text 'abc'"),
+        (lambda: A.linear(["a", "b"]), r"labels must be integers, got \['a', 'b'\]"),
+        (lambda: A.linear([None]), r"labels must be integers, got \[None\]"),
+        (lambda: A.linear([2**63]), r"labels must be integers, got \[9223372036854775808\]"),
         (lambda: A.linear([1, -1]), "labels must be at least 0, got -1 at position 1"),
         (lambda: A.linear([0.5]), r"labels must be integers, got dtype torch\.float32"),
         (lambda: A.linear(torch.zeros(2, 2)), r"labels must have one dimension, got shape \(2, 2\)"),

@@ -191,8 +191,23 @@ def test_unknown_words_and_empty_files_are_named(tmp_path: Path) -> None:
     path.write_text("\n".join(GOOD), encoding="utf-8")
     with pytest.raises(ValueError, match="must have all words of the left one, but it has no word 'd'"):
         A.lexicon({"a": [1], "d": [2]}) @ A.ngram(path)
+    with pytest.raises(ValueError, match="outputs of the left automaton must have names, but 5 has none"):
+        A.lexicon({"a": [1]}).union(A.linear([5])) @ A.ngram(path, [None, "a"])
     write_arpa(path, {("<s>",): (-99.0, 0.0), ("</s>",): (-1.0, 0.0)})
     with pytest.raises(ValueError, match="must have at least one word other than <s> and </s>, got none"):
         A.ngram(path)
+    path.write_bytes(b"\xef\xbb\xbf\\data\\\nngram 1=\xff")
+    with pytest.raises(ValueError, match="line 2: must be UTF-8, got"):
+        A.ngram(path)
     with pytest.raises(FileNotFoundError):
         A.ngram(tmp_path / "none.arpa")
+
+
+def test_a_large_model_needs_a_composition(tmp_path: Path) -> None:
+    grams = {("<s>",): (-99.0, 0.0), ("</s>",): (-1.0, 0.0)}
+    grams |= {(f"w{n}",): (-4.0, -0.1) for n in range(7500)} | {("w0", "w0"): (-1.0, 0.0)}
+    model = A.ngram(write_arpa(tmp_path / "words.arpa", grams))
+    assert repr(model) == "Automaton(num_states=7501, num_ngrams=7501)"
+    with pytest.raises(ValueError, match="an n-gram of 7501 states and 7500 words has too many arcs on its own"):
+        _ = model.arcs
+    assert (A.linear([3]) @ model).scores.tolist() == pytest.approx([-4 * math.log(10)])

@@ -167,7 +167,7 @@ def test_new_values_of_a_tensor_are_seen_by_what_was_made_of_it() -> None:
     is_word = graph.arcs[:, 3] >= 0
     difference = graph.scores.detach() - before
     assert difference.tolist() == [float(output + 1) if output >= 0 else 0.0 for output in graph.arcs[:, 3].tolist()]
-    for _ in range(2):  # the graph of autograd is made anew
+    for _ in range(2):  # each access makes a new graph of autograd
         weight.grad = None
         graph.scores[is_word].sum().backward()
         assert weight.grad is not None

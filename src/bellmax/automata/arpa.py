@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -12,9 +12,9 @@ import numpy as np
 
 from bellmax.automata.matching import Failing
 from bellmax.automata.scores import Scores, one_hot
-from bellmax.automata.table import Table
+from bellmax.automata.table import UNKNOWN, Table
 
-BEGIN, END, UNKNOWN = "<s>", "</s>", "<unk>"
+BEGIN, END = "<s>", "</s>"
 Words = tuple[str, ...]
 _SPACES = re.compile(r"[ \t]+")  # words may have other white space
 
@@ -113,7 +113,7 @@ class Reader:
 
     def read(self) -> dict[Words, Entry]:
         """Return the n-grams in the order of the file."""
-        with self.path.open(encoding="utf-8", newline="\n") as file:
+        with self.path.open("rb") as file:
             lines = self._lines(file)
             counts = self._counts(lines)
             for order, count in enumerate(counts, 1):
@@ -132,11 +132,14 @@ class Reader:
     def _shown(self) -> str:
         return repr(self.line) if self.line else "the end of the file"
 
-    def _lines(self, file: Iterator[str]) -> Iterator[str]:
+    def _lines(self, file: Iterable[bytes]) -> Iterator[str]:
         """Yield the lines that are not empty."""
         for line in file:
             self.number += 1
-            self.line = line.strip(" \t\r\n")
+            try:
+                self.line = line.decode().strip(" \t\r\n\ufeff")
+            except UnicodeDecodeError:
+                self._fail(f"must be UTF-8, got {line[:20]!r}")
             if self.line:
                 yield self.line
         self.number, self.line = self.number + 1, ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -25,28 +26,28 @@ from bellmax.structures.automaton import AutomatonPaths
 from bellmax.tensors import Gamma
 
 
-class Arced:
+class Arced(ABC):
     """Arcs with scores, of one automaton or of a batch."""
 
     @property
+    @abstractmethod
     def arcs(self) -> Tensor:
         """The arcs (..., A, 4) int64, rows [source, target, label, output]. −1 stands for no label or no output."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def scores(self) -> Tensor:
         """The score of each arc, (..., A). Differentiable."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def start(self) -> Tensor:
         """The score of starting in each state, (..., S). −∞ for states that are not start states. Differentiable."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def final(self) -> Tensor:
         """The score of ending in each state, (..., S). −∞ for states that are not final. Differentiable."""
-        raise NotImplementedError
 
     @property
     def num_states(self) -> int:
@@ -198,8 +199,7 @@ class Automaton(Arced):
 
     def __repr__(self) -> str:
         if isinstance(self._content, Failing):
-            table = self._content.table
-            return f"Automaton(num_states={table.num_states}, num_ngrams={len(table.arcs)})"
+            return f"Automaton(num_states={self.num_states}, num_ngrams={len(self._content.table.arcs)})"
         return f"Automaton(num_states={self.num_states}, num_arcs={self.num_arcs})"
 
     # --- content
@@ -221,17 +221,17 @@ class Automaton(Arced):
     @property
     def start(self) -> Tensor:
         """The score of starting in each state, (S,). −∞ for states that are not start states. Differentiable."""
-        return self._table.start.tensor()
+        return self._some_table.start.tensor()
 
     @property
     def final(self) -> Tensor:
         """The score of ending in each state, (S,). −∞ for states that are not final. Differentiable."""
-        return self._table.final.tensor()
+        return self._some_table.final.tensor()
 
     @property
     def states(self) -> Sequence[Hashable]:
         """The names of the states, by their numbers."""
-        return self._table.states
+        return self._some_table.states
 
     @property
     def label_names(self) -> Names | None:
@@ -245,6 +245,7 @@ class Automaton(Arced):
 
     @property
     def _some_table(self) -> Table:
+        """The states and names, without computing the arcs."""
         return self._content if isinstance(self._content, Table) else self._content.table
 
     def names(self, outputs: Tensor) -> list[Any]:
@@ -262,7 +263,11 @@ class Automaton(Arced):
             raise ValueError("names needs an automaton whose outputs have names, such as a lexicon")
         if check_tensor("outputs", outputs).ndim > 1:
             return [self.names(row) for row in outputs]
-        return [names[output] for output in outputs.tolist() if output >= 0]
+        numbers = [output for output in outputs.tolist() if output >= 0]
+        for output in numbers:
+            if output >= len(names):
+                raise ValueError(f"outputs must be below {len(names)}, the number of names, got {output}")
+        return [names[output] for output in numbers]
 
     # --- builders
 
@@ -328,7 +333,7 @@ class Automaton(Arced):
 
     @classmethod
     def ngram(cls, path: str | Path, vocabulary: Sequence[str | None] | None = None) -> Automaton:
-        """Return the automaton of a back-off n-gram model from an ARPA file.
+        r"""Return the automaton of a back-off n-gram model from an ARPA file.
 
         Labels and outputs are words. Scores are natural logarithms of probabilities. A sentence starts after "<s>" and
         ends with "</s>", which is in the final scores. If the model has an n-gram for a word, a path never backs off
@@ -343,6 +348,15 @@ class Automaton(Arced):
             vocabulary: The words in the order of their labels. None stands for a label that is not a word, such as the
                 blank of CTC. By default, the words of the file without "<s>" and "</s>".
 
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> unigrams = "\\data\\\nngram 1=3\n\\1-grams:\n-0.5 </s>\n-0.3 yes\n-0.7 no\n\\end\\\n"
+        >>> with TemporaryDirectory() as folder:
+        ...     path = Path(folder) / "words.arpa"
+        ...     _ = path.write_text(unigrams)
+        ...     model = Automaton.ngram(path)
+        >>> model.label_names, model.scores
+        (('yes', 'no'), tensor([-0.6908, -1.6118], dtype=torch.float64))
         """
         return cls._of(ngram(path, vocabulary))
 
@@ -402,6 +416,10 @@ class Automaton(Arced):
 
         The score of a pair is the sum of both scores. Each pair of paths is one path of the result. The result has no
         states that lead nowhere. Raises ``ValueError`` if there is no such pair.
+
+        >>> words = Automaton.lexicon({"yes": [5, 1, 7], "no": [3, 4]})
+        >>> words @ Automaton.linear([1, 0])            # the sentence "no yes"
+        Automaton(num_states=6, num_arcs=5)
         """
         if not isinstance(other, Automaton):
             return NotImplemented

@@ -16,7 +16,10 @@ def as_labels(argument: str, labels: Sequence[int] | Tensor) -> list[int]:
     """Return a sequence of labels as a list. Raises ``ValueError`` if it is not one."""
     if isinstance(labels, str):
         raise ValueError(f"{argument} must be integers, got the text {labels!r}: convert its letters to integers")
-    numbers = torch.as_tensor(labels)
+    try:
+        numbers = torch.as_tensor(labels)
+    except (ValueError, TypeError, RuntimeError):  # other objects, or numbers beyond int64
+        raise ValueError(f"{argument} must be integers, got {labels!r}") from None
     if numbers.ndim != 1:
         raise ValueError(f"{argument} must have one dimension, got shape {tuple(numbers.shape)}")
     if len(numbers) and (numbers.is_floating_point() or numbers.dtype == torch.bool):

@@ -12,12 +12,10 @@ import numpy as np
 
 from bellmax.automata.matching import Failing, Groups, Matcher
 from bellmax.automata.scores import Scores
-from bellmax.automata.table import LABEL, OUTPUT, SOURCE, TARGET, Table, reachable
+from bellmax.automata.table import LABEL, OUTPUT, SOURCE, TARGET, UNKNOWN, Table, reachable
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-UNKNOWN = "<unk>"
 
 
 class _Moves(NamedTuple):
@@ -73,7 +71,7 @@ class _Product:
         p, q = np.divmod(pair, self.right.num_states)
         return p, q, blocked
 
-    def join(
+    def code(
         self, p: NDArray[np.int64], q: NDArray[np.int64], blocked: NDArray[np.int64] | int = 0
     ) -> NDArray[np.int64]:
         """Return the states of the product of two states and the filter."""
@@ -82,7 +80,7 @@ class _Product:
     def explore(self) -> tuple[_States, _Moves]:
         """Return all states that the start states reach, in the order of a breadth-first search, and their arcs."""
         p, q = (states.ravel() for states in np.meshgrid(self.left.starts(), self.right.starts(), indexing="ij"))
-        frontier = np.sort(self.join(p, q))
+        frontier = np.sort(self.code(p, q))
         known, found, moves, offset = frontier, [frontier], [], 0
         while len(frontier):
             step = self.step(frontier)
@@ -106,16 +104,16 @@ class _Product:
         is_alone, to = self.is_alone[arc], self.left.arcs[arc, TARGET]
         alone = np.flatnonzero(is_alone & (blocked[row] == 0))
         none = np.full(len(alone), -1)
-        moves = [_Moves(row[alone], self.join(to[alone], q[row[alone]]), arc[alone], none, np.zeros(len(alone)))]
+        moves = [_Moves(row[alone], self.code(to[alone], q[row[alone]]), arc[alone], none, np.zeros(len(alone)))]
         paired = np.flatnonzero(~is_alone)
-        query, other, passed = self.matcher.match(q[row[paired]], self.symbol[self.left.arcs[arc[paired], OUTPUT]])
+        query, other, passed = self.matcher.match(q[row[paired]], self.symbol[arc[paired]])
         chosen = paired[query]
-        target = self.join(to[chosen], self.right.arcs[other, TARGET])
+        target = self.code(to[chosen], self.right.arcs[other, TARGET])
         moves.append(_Moves(row[chosen], target, arc[chosen], other, passed))
         if len(self.right_alone):
             row, group = self.right_outgoing.find(q)
             other = self.right_alone[group]
-            target = self.join(p[row], self.right.arcs[other, TARGET], int(self.needs_filter))
+            target = self.code(p[row], self.right.arcs[other, TARGET], int(self.needs_filter))
             none = np.full(len(row), -1)
             moves.append(_Moves(row, target, none, other, np.zeros(len(row))))
         step = _Moves(*(np.concatenate(columns) for columns in zip(*moves, strict=True)))
@@ -129,7 +127,7 @@ class _Product:
         ends = np.flatnonzero(final.constant > -np.inf)
         is_useful = reachable(pairs[:, ::-1], ends, size)
         if not is_useful[start.constant > -np.inf].any():
-            raise ValueError(self.empty(ends))
+            raise ValueError(self.empty())
         kept, number = np.flatnonzero(is_useful), np.cumsum(is_useful) - 1
         row = np.flatnonzero(is_useful[pairs].all(1))
         a, b = moves.left[row], moves.right[row]
@@ -143,26 +141,27 @@ class _Product:
         states = range(len(kept))
         return Table(arcs, scores, start.take(kept), final.take(kept), states, self.left.label_names, names)
 
-    def empty(self, ends: NDArray[np.int64]) -> str:
+    def empty(self) -> str:
         """Return the message for a composition without paths."""
-        outputs = np.unique(self.left.arcs[~self.is_alone, OUTPUT])
-        unmatched = np.setdiff1d(self.symbol[outputs], self.right.arcs[:, LABEL])
+        outputs = self.left.arcs[~self.is_alone, OUTPUT]
         message = "the composition is empty: no output sequence of the left automaton is accepted by the right one"
-        if len(outputs) and len(unmatched) == len(outputs):
-            message += f", and no label of the right one is an output of the left one, such as {outputs[0]}"
+        if len(outputs) and not np.isin(self.symbol[~self.is_alone], self.right.arcs[:, LABEL]).any():
+            message += f", and no label of the right one is an output of the left one, such as {outputs.min()}"
         return message
 
 
 def _symbols(left: Table, right: Table) -> NDArray[np.int64]:
-    """Return the label of ``right`` for each output of ``left``: the same number, or the number of the same name."""
-    outputs = np.arange(int(left.arcs[:, OUTPUT].max(initial=-1)) + 1)
+    """Return the label of ``right`` for each arc of ``left``: its output, or the label with the name of the output."""
+    outputs = left.arcs[:, OUTPUT]
     if left.output_names is None or right.label_names is None or left.output_names == right.label_names:
         return outputs
     number = {name: n for n, name in enumerate(right.label_names)}
-    used = np.unique(left.arcs[left.arcs[:, OUTPUT] >= 0, OUTPUT]).tolist()
-    for output in used:
+    labels = np.full(len(left.output_names), -1)
+    for output in np.unique(outputs[outputs >= 0]).tolist():
+        if output >= len(left.output_names):
+            raise ValueError(f"outputs of the left automaton must have names, but {output} has none")
         name = left.output_names[output]
         if name not in number and UNKNOWN not in number:
             raise ValueError(f"the right automaton must have all words of the left one, but it has no word {name!r}")
-        outputs[output] = number.get(name, number.get(UNKNOWN, -1))
-    return outputs
+        labels[output] = number.get(name, number.get(UNKNOWN, -1))
+    return np.where(outputs < 0, -1, labels[outputs])

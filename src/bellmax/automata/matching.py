@@ -28,7 +28,7 @@ class Matches(NamedTuple):
 class Failing:
     """A table with failure arcs: a state without an arc for a label continues at another state, or nowhere (−1).
 
-    The final scores of the table include those of the failure arcs.
+    The final scores of the table include the scores of failure arcs.
     """
 
     table: Table

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Arcs: TypeAlias = "Tensor | NDArray[np.integer[Any]] | Sequence[Sequence[Hashable]]"
 StateScores: TypeAlias = "Mapping[Any, float | Tensor] | Numbers"
+MAX_NUMBER = 2**31 - 1  # the kernels read int32
 _ROWS = "(source, target, label) or (source, target, label, output)"
 
 
@@ -99,8 +100,10 @@ def _number_states(arcs: Arcs) -> tuple[Any, list[Hashable] | None]:
 
 
 def _is_integer(value: object) -> bool:
-    is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    return is_integer or (isinstance(value, Tensor) and value.ndim == 0 and not value.is_floating_point())
+    """True for an integer that fits into int64."""
+    if isinstance(value, Tensor):
+        return value.ndim == 0 and not value.is_floating_point() and not value.is_complex()
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and abs(int(value)) < 2**63
 
 
 def _state_number(state: object) -> int:
@@ -125,11 +128,17 @@ def _read_arcs(rows: Any, names: list[Hashable] | None) -> NDArray[np.int64]:
         is_low = (numbers[:, columns] < least).any(1)
         if is_low.any():
             n = int(is_low.argmax())
-            raise ValueError(f"{needed}, got arcs[{n}] = {show_arc(numbers[n], names)}")
+            raise ValueError(f"{needed}, got arcs[{n}] = {_show_arc(numbers[n], names)}")
+    is_large = (numbers > MAX_NUMBER).any(1)
+    if is_large.any():
+        n = int(is_large.argmax())
+        raise ValueError(
+            f"states and labels must be at most {MAX_NUMBER}, got arcs[{n}] = {_show_arc(numbers[n], names)}"
+        )
     return numbers
 
 
-def show_arc(arc: NDArray[np.int64], names: Sequence[Hashable] | None) -> str:
+def _show_arc(arc: NDArray[np.int64], names: Sequence[Hashable] | None) -> str:
     """Return one arc for a message, with the names of its states."""
     row = arc.tolist()
     return str(tuple(row if names is None else (names[row[0]], names[row[1]], *row[2:])))
@@ -140,13 +149,13 @@ def read_scores(argument: str, scores: Numbers, size: int, unit: str) -> Scores:
     vector = as_tensor(argument, scores)
     if vector.shape != (size,):
         raise ValueError(f"{argument} must have one number for each {unit}, shape ({size},), got {tuple(vector.shape)}")
-    check_numbers(argument, vector)
-    if isinstance(scores, Tensor):
+    _check_numbers(argument, vector)
+    if isinstance(scores, Tensor) or vector.requires_grad:  # a list of tensors
         return Scores.of_tensor(vector if vector.is_floating_point() else vector.double())
     return Scores(vector.double().numpy().copy())
 
 
-def check_numbers(argument: str, vector: Tensor) -> None:
+def _check_numbers(argument: str, vector: Tensor) -> None:
     """Raise ``ValueError`` if a score is NaN or +∞."""
     values = vector.detach()
     is_bad = values.isnan() | (values == torch.inf)
@@ -164,14 +173,15 @@ def _read_states(argument: str, scores: StateScores, states: Sequence[Hashable])
     for state, score in scores.items():
         if state not in number:
             raise ValueError(f"{argument} must have states of the arcs as keys, got {state!r}")
-        value = torch.as_tensor(score)
-        if value.numel() != 1 or bool(value.detach().isnan().any()) or float(value.detach()) == torch.inf:
+        is_number = isinstance(score, int | float | np.number) or (isinstance(score, Tensor) and score.numel() == 1)
+        value = float(score.detach() if isinstance(score, Tensor) else score) if is_number else np.nan
+        if not value < np.inf:
             raise ValueError(f"{argument} must map states to numbers below +inf, got {score!r} for state {state!r}")
-        if isinstance(score, Tensor) and score.is_floating_point() and float(score.detach()) > -torch.inf:
+        if isinstance(score, Tensor) and score.is_floating_point() and value > -np.inf:
             index = np.full(len(states), -1)
             index[number[state]] = 0
             total.constant[number[state]] = 0.0
             total = total.plus(Scores(np.zeros(len(states)), ((score.reshape(1), index),)))
         else:
-            total.constant[number[state]] = float(value)
+            total.constant[number[state]] = value
     return total

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 Term: TypeAlias = "tuple[Tensor, NDArray[np.int64]]"
 
 
-class Scores(NamedTuple):
+@dataclass(frozen=True)
+class Scores:
     """A vector of numbers plus entries of tensors, which are read at each call of :meth:`tensor`.
 
     A term is a vector and, for each entry of the sum, an index into this vector or −1 for no entry.
@@ -40,7 +42,7 @@ class Scores(NamedTuple):
         return len(self.constant)
 
     def tensor(self) -> Tensor:
-        """Return the vector. Its dtype and device are those of the tensors, or float64 on the CPU for numbers."""
+        """Return the vector. It has the dtype and the device of the tensors. Numbers alone are float64 on the CPU."""
         constant = torch.from_numpy(self.constant)
         if not self.terms:
             return constant

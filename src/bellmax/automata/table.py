@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 Names = tuple[str, ...]
 SOURCE, TARGET, LABEL, OUTPUT = range(4)  # columns of arcs
+UNKNOWN = "<unk>"  # the name of the label that stands for all other words
 
 
 @dataclass(frozen=True)

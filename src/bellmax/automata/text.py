@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from bellmax.automata.reading import check
+from bellmax.automata.reading import MAX_NUMBER, check
 from bellmax.automata.scores import Scores, join, one_hot
 from bellmax.automata.table import LABEL, SOURCE, Table
 
@@ -89,6 +89,8 @@ def _integer(field: str, line: int) -> int:
     """Return a state or a label."""
     if not (field.isascii() and field.isdigit()):
         raise ValueError(f"line {line} of the text must have integers for states and labels, got {field!r}")
+    if len(field) > 10 or int(field) > MAX_NUMBER:
+        raise ValueError(f"line {line} of the text must have states and labels of at most {MAX_NUMBER}, got {field}")
     return int(field)
 
 

@@ -244,7 +244,7 @@ class AutomatonProgram(Program):
 
 def labels_of(paths: Tensor, arcs: Tensor) -> Tensor:
     """Return the labels of arc numbers (B, …) int64, −1 for ε-arcs and for padding; ``arcs`` is (B, A, 3)."""
-    flat = paths.reshape(len(paths), -1)
+    flat = paths.flatten(1)
     if not arcs.shape[1]:
         return torch.full_like(paths, -1)
     labels = arcs[..., 2].long().expand(len(paths), -1).gather(1, flat.clamp(min=0))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -17,9 +18,10 @@ from bellmax.modes import is_checked
 from bellmax.programs import AUTOMATON
 from bellmax.programs.automaton import check_labels
 from bellmax.programs.checks import batch_first_hint, check_lengths
-from bellmax.regularizers import Hard, Regularizer, SquaredL2
+from bellmax.regularizers import Hard, Negentropy, Regularizer, SquaredL2
 from bellmax.structures.lattice import common_batch
-from bellmax.tensors import Gamma
+from bellmax.targets import PathTargets, Targets
+from bellmax.tensors import Gamma, divide_by_gamma, widen
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -37,6 +39,71 @@ class Automaton(Protocol):
     def num_states(self) -> int: ...
 
 
+class Walk(NamedTuple):
+    """K paths of each member of a flat batch."""
+
+    arcs: Tensor
+    """(K, B, L): the arcs, padded with −1."""
+    labels: Tensor
+    """(K, B, L): their labels."""
+    first: Tensor
+    """(K, B): the state in which the path begins."""
+    last: Tensor
+    """(K, B): the state in which it ends."""
+    is_path: Tensor
+    """(K, B): True if it is a path, whatever the scores of its arcs."""
+
+
+class ArcPaths(EdgeLists):
+    """Paths whose scores need no edges. The numbers of the edges are found when they are asked for."""
+
+    def __init__(self, p: AutomatonPaths, walk: Walk, shape: torch.Size) -> None:
+        self.p, self.walk, self.shape = p, walk, shape
+        self.is_path = walk.is_path.reshape(shape)
+
+    @cached_property
+    def numbers(self) -> Tensor:  # type: ignore[override]
+        numbers = AUTOMATON.edge_numbers(self.walk.arcs, self.walk.first, self.walk.last, *self.p._flat_inputs())
+        return numbers.masked_fill(~self.walk.is_path.unsqueeze(-1), -1).reshape(*self.shape, -1)
+
+    def num_edges(self) -> Tensor:
+        return (self.walk.arcs >= 0).sum(-1).reshape(self.shape) + 2
+
+    def score(self) -> Tensor:
+        """Return the scores of the paths, (..., *batch), in the wide dtype. Differentiable."""
+        scores = [widen(t) for t in self.p._solver.batch.unscaled(self.p._scores)]
+        log_probs, arcs, start, final = (t.flatten(1).expand(len(scores[0]), -1) for t in scores)
+        classes, is_emitting = self.p.event_shape[1], self.walk.labels >= 0
+        entries = (is_emitting.cumsum(-1) - 1) * classes + self.walk.labels
+        entries = entries.clamp(max=max(log_probs.shape[1] - 1, 0)).masked_fill(~is_emitting, -1)
+        terms = (
+            (entries, pad(log_probs, (0, 1))),  # there may be no frames
+            (self.walk.arcs, arcs),
+            (self.walk.first.unsqueeze(-1), start),
+            (self.walk.last.unsqueeze(-1), final),
+        )
+        sums = [EdgeLists(numbers, self.walk.is_path).sum_of(values) for numbers, values in terms]
+        return (sums[0] + sums[1] + sums[2] + sums[3]).reshape(self.shape)
+
+
+class ArcTargets(PathTargets):
+    """A target that is a path, as arcs."""
+
+    paths: ArcPaths
+
+    def _score(self) -> Tensor:
+        return self.paths.score()
+
+
+class AutomatonTargets(Targets):
+    """Targets of automata: arcs, or the labels that paths may have."""
+
+    def _of_path(self, name: str, target: Any) -> ArcTargets:
+        decoded = self.read_decoded(name, target)
+        self.p._form.check(name, decoded)
+        return ArcTargets(self.p, decoded, self.p._form.edges(decoded))
+
+
 class ArcForm(DecodedForm):
     """The numbers of the arcs of a path, (..., L) int64, padded with −1."""
 
@@ -49,25 +116,17 @@ class ArcForm(DecodedForm):
     def of_compact(self, paths: Tensor) -> Tensor:
         return paths
 
-    def edges(self, decoded: Tensor) -> EdgeLists:
-        theta, index = self.p._flat_inputs()
-        lead = decoded.shape[: decoded.ndim - 1 - len(self.p.batch_shape)]
-        paths = decoded.reshape(lead.numel(), self.p.batch_shape.numel(), decoded.shape[-1])
-        paths, first, last, is_path = self._walk(paths)
-        numbers = AUTOMATON.edge_numbers(paths, first, last, theta, index)
-        numbers = numbers.masked_fill(~is_path.unsqueeze(-1), -1)
-        return EdgeLists(numbers.reshape(*decoded.shape[:-1], -1), is_path.reshape(decoded.shape[:-1]))
-
-    def _walk(self, paths: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return paths (K, B, L) of valid arcs, the states in which they begin and end, (K, B), and (K, B), True if
-        they are paths, whatever the scores of their arcs."""
+    def edges(self, decoded: Tensor) -> ArcPaths:
+        """Return paths that find the numbers of their edges when they are asked for."""
         (_, _, start, final), (lengths, arcs) = self.p._flat_inputs()
-        batch, count = paths.shape[1], arcs.shape[1]
+        shape, batch, count = decoded.shape, len(lengths), arcs.shape[1]
+        lead = shape[: decoded.ndim - 1 - len(self.p.batch_shape)].numel()
+        paths = decoded.reshape(lead, batch, shape[-1])
         rows = pad(arcs.long(), (0, 0, 0, 1), value=-1)  # the last row is padding
         exists = paths != -1
         number = torch.where((paths < 0) | (paths >= count), count, paths)
-        columns = rows.expand(batch, -1, -1).gather(1, number.movedim(0, 1).reshape(batch, -1, 1).expand(-1, -1, 3))
-        source, target, label = columns.reshape(batch, *paths.shape[::2], 3).movedim(1, 0).unbind(-1)
+        columns = rows.gather(1, number.movedim(0, 1).reshape(batch, lead * shape[-1], 1).expand(-1, -1, 3))
+        source, target, label = columns.reshape(batch, lead, shape[-1], 3).movedim(1, 0).unbind(-1)
         is_start, is_final = (score.expand(batch, -1) > -math.inf for score in (start, final))
         at_rest = (is_start & is_final).long().argmax(-1)  # a path without arcs begins and ends in the same state
         is_empty = ~exists.any(-1)
@@ -76,10 +135,10 @@ class ArcForm(DecodedForm):
         last = torch.where(is_empty, at_rest, pad(last, (0, 1), value=-1).amax(-1).clamp(min=0))
         follows = ~exists[..., 1:] | (exists[..., :-1] & (source[..., 1:] == target[..., :-1]))
         is_path = ((source >= 0) | ~exists).all(-1) & follows.all(-1) & (exists[..., :1].all(-1) | is_empty)
-        is_path &= (label >= 0).sum(-1) == lengths
         member = torch.arange(batch, device=paths.device)
-        is_path &= is_start[member, first] & is_final[member, last]
-        return torch.where(number == count, -1, number), first, last, is_path
+        is_path &= ((label >= 0).sum(-1) == lengths) & is_start[member, first] & is_final[member, last]
+        walk = Walk(torch.where(number == count, -1, number), label, first, last, is_path)
+        return ArcPaths(self.p, walk, shape[:-1])
 
     def check_unique(self, name: str, decoded: Tensor) -> None:
         start, final = self.p._scores[2:]
@@ -131,7 +190,10 @@ class AutomatonPaths(PathDistribution):
     - The decoded form is the numbers of the arcs along the path, (..., L), padded with −1. Without ε-arcs, L is T.
       :meth:`labels` and :meth:`outputs` translate arcs.
 
-    ``gradient`` has the expected counts of "log_probs", "arcs", "start" and "final".
+    ``gradient`` has the expected counts of "log_probs", "arcs", "start" and "final". Some methods store a number for
+    each arc and frame: ``entropy``, ``topk``, ``support_paths``, ``arc_marginals``, ``most_accurate`` and, unless Ω is
+    negentropy, ``log_prob``.
+
     Under a sparse Ω, the value depends on how the automaton is written, for example on ε-arcs. Use "sparsemax" or
     "entmax" on trimmed, deterministic automata.
 
@@ -157,6 +219,7 @@ class AutomatonPaths(PathDistribution):
             [0.0000, 1.0000]])
     """
 
+    _target_kind = AutomatonTargets
     _form_kind = ArcForm
 
     def __init__(
@@ -286,6 +349,17 @@ class AutomatonPaths(PathDistribution):
         is_arc = torch.zeros(self._solver.edge_shape, dtype=torch.bool, device=self.device)
         is_arc[AUTOMATON.arc_edges(theta, index)] = True
         return self._most_accurate_by_edge(is_arc)
+
+    def _log_prob_of_decoded(self, name: str, decoded: Tensor) -> Tensor:
+        """Return the log-probability of arcs; under negentropy without a number for each arc and frame."""
+        if type(self.omega) is not Negentropy:
+            return super()._log_prob_of_decoded(name, decoded)
+        form = self._form
+        form.check_unique(name, decoded)
+        form.check(name, decoded)
+        score = cast("ArcPaths", form.edges(decoded)).score()
+        log_prob = divide_by_gamma(score - self.value, self.omega.gamma)
+        return log_prob.masked_fill(score == -math.inf, -math.inf).to(self.value.dtype)
 
     def _edges_of(self, path: Tensor) -> Tensor:
         raise ValueError(
