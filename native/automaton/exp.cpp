@@ -1,7 +1,7 @@
 // Sweeps under negentropy as products: a_t ∝ exp(values of frame t), by sums of multiplications over the arcs.
 //
 // Each member has its scale: with E = exp(log_probs[t] − max) and W = exp(arcs − max), a_t = E ∘ (W a_{t−1}) / 2^k, where k
-// makes the greatest number of a frame lie in [1, 2). Backward, b_t is the derivative of log Z by a_t, so that
+// is chosen so that the greatest number of a frame is in [1, 2). Backward, b_t is the derivative of log Z by a_t, so that
 // Σ a_t b_t = 1, and the expected number of times that an arc is taken is a · W E b 2^−k.
 //
 // A number that underflows is lost with all paths through its node. If no factor and no number is small, nothing can
@@ -398,7 +398,7 @@ private:
         group.write(sums, factor, to);
     }
 
-    // From b of a frame, `shrink` = 2^−k, to b of the frame before and to the sums; those of arcs are without W.
+    // From b of a frame, `shrink` = 2^−k, to b of the frame before and to the sums. The sums of arcs do not contain W yet.
     void spread(int64_t t, V shrink, const double* __restrict a_before, const double* a, double* __restrict b_before,
                 double* b, const Terms& sums) {
         pace.spend(2 * plan.edges);

@@ -1,4 +1,4 @@
-// What the sweeps over automata have in common: groups of members, numbers of scores in lanes, and rows of the tape.
+// Common parts of the sweeps over automata: groups of members, numbers of scores in lanes, and rows of the tape.
 //
 // A row of the tape has a number for each state, by place, of all of `planes`, and then two more numbers. In log space
 // the planes are values and thresholds (node.h), under negentropy values alone. In exp space (exp.cpp) a value is

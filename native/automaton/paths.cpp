@@ -1,10 +1,15 @@
 #include "paths.h"
 
 #include <atomic>
+#include <stdexcept>
 #include <utility>
 
 namespace bellmax::BELLMAX_ARCH::automata {
 namespace {
+
+void check_room(const Plan& plan, int64_t frames, int64_t longest) {
+    if (longest < plan.longest(frames)) throw std::invalid_argument("there is no room for a path");
+}
 
 // Puts the arcs of a path, of which there are `count` from the last to the first, in order.
 void finish(int64_t* path, int64_t count, int64_t longest) {
@@ -240,6 +245,7 @@ private:
 template <class S>
 void draw_paths(Sweep<S>& sweep, int64_t draws, int64_t choices, const double* uniforms, int64_t longest,
                 int64_t* paths) {
+    check_room(sweep.plan, sweep.group.longest, longest);
     Draws<S>(sweep, draws, choices, uniforms, longest, paths).down();
 }
 template void draw_paths(Sweep<float>&, int64_t, int64_t, const double*, int64_t, int64_t*);
@@ -255,6 +261,7 @@ bool best_paths(const AutomatonProblem<S>& problem, int64_t k, S* scores, int64_
     const Plan shared = problem.is_shared && problem.batch ? plan(0) : Plan{};
     parallel_for(problem.batch, problem.threads, [&](int64_t b, int) {
         const Plan own = problem.is_shared ? Plan{} : plan(b);
+        check_room(problem.is_shared ? shared : own, problem.lengths[b], longest);
         Best<S> best(problem, problem.is_shared ? shared : own, b, k, longest);
         best.run(scores, paths);
         if (!best.good) all_good = false;

@@ -31,6 +31,7 @@ std::vector<int32_t> counted(int64_t size) {
 struct Sorted {
     std::vector<Arc> arcs;  // by target and kind, as a plan has them
     std::vector<int32_t> begin, middle, state_at, place_of, used;
+    int32_t depth;
 };
 
 std::vector<Arc> read_arcs(const int32_t* from, int64_t count, int64_t states, int64_t labels) {
@@ -73,11 +74,12 @@ std::vector<int32_t> depths(const std::vector<Arc>& arcs, int64_t states) {
     return depth;
 }
 
-// `by_degree`: of equal depth, states with fewer edges come first, so that those of several automata fit together.
+// `by_degree`: of equal depth, states with fewer edges come first, so that several automata have states of like degree side by side.
 Sorted sort(const int32_t* from, int64_t count, int64_t states, int64_t labels, bool by_label, bool by_degree) {
-    Sorted result;
+    Sorted result{};
     const std::vector<Arc> arcs = read_arcs(from, count, states, labels);
     const std::vector<int32_t> depth = depths(arcs, states);
+    result.depth = *std::max_element(depth.begin(), depth.end());
     result.state_at = counted(states);
     if (by_degree) {
         std::vector<int32_t> degree(static_cast<std::size_t>(states));
@@ -123,7 +125,10 @@ Plan plan_of(const int32_t* const* automata, int count, int64_t arcs, int64_t st
     plan.copies = count;
     plan.states = states;
     std::size_t rows = 0;
-    for (const Sorted& part : parts) rows = std::max(rows, part.used.size());
+    for (const Sorted& part : parts) {
+        rows = std::max(rows, part.used.size());
+        plan.depth = std::max<int64_t>(plan.depth, part.depth);
+    }
     plan.labels = int64_t(rows) + 1;
     for (std::size_t r = 0; r <= rows; ++r) {
         for (const Sorted& part : parts) plan.used.push_back(r < part.used.size() ? part.used[r] : -1);

@@ -30,7 +30,10 @@ struct Plan {
     std::vector<int32_t> source, label, arc;  // (edges, copies); a source is a place, a label a row of `used`
     std::vector<int32_t> used;                // (labels, copies): labels of the user, −1 for none
     int64_t most_edges;                       // into a place
+    int64_t depth;                            // arcs of the longest chain of ε-arcs
 
+    // The greatest number of arcs of a path.
+    int64_t longest(int64_t frames) const { return (frames + 1) * depth + frames; }
     int64_t copy(int64_t row, int lane) const { return row * copies + (copies > 1 ? lane : 0); }
 };
 
