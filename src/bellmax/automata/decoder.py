@@ -170,18 +170,21 @@ class CTCDecoder:
             raise ValueError(f"n_best must be a positive integer, got {n_best!r}")
         scores, frames = self._read(log_probs, lengths)
         totals, best = self.automaton.paths(scores, lengths=frames, omega="hard").topk_decoded(1)
-        candidates: list[_Candidates] = [{} for _ in scores]
-        members = (totals[:, 0] > -torch.inf).nonzero().squeeze(-1)
-        self._add(candidates, members, best[members].movedim(1, 0))
+        is_possible = (totals[:, 0] > -torch.inf).tolist()
+        candidates = [
+            self._texts(path) if path_exists else {} for path, path_exists in zip(best, is_possible, strict=True)
+        ]
+        members = [member for member, path_exists in enumerate(is_possible) if path_exists]
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(0)
             for gamma in _GAMMAS:
-                if not len(members):
+                if not members:
                     break
                 p = self.automaton.paths(scores[members], lengths=frames[members], gamma=gamma)
-                self._add(candidates, members, p.sample_decoded((_SAMPLES * (n_best + 1),)))
-                is_done = [len(candidates[member]) >= n_best for member in members.tolist()]
-                members = members[~torch.tensor(is_done, dtype=torch.bool)]
+                samples = p.sample_decoded((_SAMPLES * (n_best + 1),))
+                for member, arcs in zip(members, samples.unbind(1), strict=True):
+                    candidates[member].update(self._texts(arcs))
+                members = [member for member in members if len(candidates[member]) < n_best]
         return [
             self._best(rows[:count], texts, n_best) or [CTCText("", -math.inf, [], [])]
             for rows, count, texts in zip(scores, frames.tolist(), candidates, strict=True)
@@ -222,22 +225,22 @@ class CTCDecoder:
             before = label
         return tokens
 
-    def _add(self, candidates: list[_Candidates], members: Tensor, arcs: Tensor) -> None:
-        """Add the texts of alignments (k, members, T) to the candidates of these members."""
-        automaton, blank = self.automaton, self._alphabet.blank
-        is_arc = arcs >= 0
-        rows = automaton.arcs[arcs.clamp(min=0)].masked_fill(~is_arc.unsqueeze(-1), -1)
-        _, target, label, output = rows.unbind(-1)
+    def _texts(self, arcs: Tensor) -> _Candidates:
+        """Return the texts of alignments (k, T)."""
+        automaton, alphabet = self.automaton, self._alphabet
+        is_arc, number = arcs >= 0, arcs.clamp(min=0)
+        _, target, label, output = automaton.arcs[number].masked_fill(~is_arc.unsqueeze(-1), -1).unbind(-1)
         last = pad(target, (1, 0), value=int((automaton.start + automaton.final).argmax()))
-        last = last.gather(-1, is_arc.sum(-1, keepdim=True)).squeeze(-1)
-        weights = automaton.scores[arcs.clamp(min=0)].masked_fill(~is_arc, 0.0).sum(-1) + automaton.final[last]
-        starts = (label >= 0) & (label != blank) & (label != pad(label, (1, 0), value=blank)[..., :-1])
-        for column, member in enumerate(members.tolist()):
-            for row, weight in enumerate(weights[:, column].tolist()):
-                found = label[row, column][starts[row, column]].tolist()
-                tokens = self._alphabet.trimmed([Token(number, 0, 0) for number in found])
-                names = output[row, column][output[row, column] >= 0].tolist() if self._spellings is not None else []
-                candidates[member].setdefault((tuple(token.label for token in tokens), tuple(names)), weight)
+        last = last.gather(1, is_arc.sum(1, keepdim=True)).squeeze(1)
+        weights = automaton.scores[number].masked_fill(~is_arc, 0.0).sum(1) + automaton.final[last]
+        before = pad(label, (1, 0), value=alphabet.blank)[:, :-1]
+        is_start = is_arc & (label != alphabet.blank) & (label != before)
+        candidates: _Candidates = {}
+        for row, weight in enumerate(weights.tolist()):
+            tokens = alphabet.trimmed([Token(found, 0, 0) for found in label[row, is_start[row]].tolist()])
+            words = output[row, output[row] >= 0].tolist() if self._spellings is not None else []
+            candidates[tuple(token.label for token in tokens), tuple(words)] = weight
+        return candidates
 
     def _best(self, scores: Tensor, candidates: _Candidates, n_best: int) -> list[CTCText]:
         """Return the best texts of a batch member with log-probabilities (T, V)."""
