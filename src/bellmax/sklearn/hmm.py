@@ -96,8 +96,8 @@ class HMM(CollectionEstimator):
 
     Attributes:
         startprob_: The probability of each state at the first step, (S,).
-        transmat_: The probability of each transition, (S, S) [from, to]. EM keeps probabilities at 1e-130 or more, unless
-            they are 0 in ``init``.
+        transmat_: The probability of each transition, (S, S) [from, to]. EM keeps probabilities at 1e-130 or more,
+            unless they are 0 in ``init``.
         means_, covars_: The parameters of Gaussian emissions, (S, D), and (S, D, D), (S, D), (S,) or (D, D).
         emissionprob_: The probability of each symbol in each state, (S, K).
         lambdas_: The expected counts of Poisson emissions, (S, D).
