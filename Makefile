@@ -51,7 +51,7 @@ format: $(INSTALLED)  ## let ruff rewrite what it can
 demo: $(LIBRARY)  ## the main jobs on data made here, as a page: demo/index.html
 	$(BIN)/python examples/demo.py
 
-# aeon wants an older numba and numpy than the other peers, and dynamax installs JAX and a web server.
+# pyctcdecode asks for an older numpy than it needs: --no-deps. aeon wants an older numba and numpy than the other peers, and dynamax installs JAX and a web server.
 build/peers/installed:
 	$(PYTHON) -m venv build/peers
 	build/peers/bin/python -m pip install --quiet --disable-pip-version-check aeon dynamax
@@ -60,6 +60,7 @@ build/peers/installed:
 # Series of the UCR archive do not come along: BELLMAX_DATA is the folder that holds timeseries/NAME/NAME_TRAIN.tsv.
 bench: $(INSTALLED) build/peers/installed  ## measure everything against its peers; writes docs/benchmarks
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'bellmax[bench]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps pyctcdecode pygtrie kenlm flashlight-text
 	$(BIN)/python benchmarks/dag.py
 	$(BIN)/python benchmarks/chain.py
 	$(BIN)/python benchmarks/attention.py
@@ -71,6 +72,7 @@ bench: $(INSTALLED) build/peers/installed  ## measure everything against its pee
 	$(BIN)/python benchmarks/transducers.py
 	$(BIN)/python benchmarks/trees.py
 	$(BIN)/python benchmarks/programs.py
+	$(BIN)/python benchmarks/automata.py
 	$(BIN)/python benchmarks/samples.py
 	$(BIN)/python benchmarks/hmm.py
 	$(BIN)/python benchmarks/overhead.py

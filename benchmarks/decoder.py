@@ -1,20 +1,20 @@
-"""Compare the texts of decoders of CTC networks under one score, and time the decoders.
+"""Decoders of CTC networks on synthetic utterances, with one score for the texts of all decoders. Used by automata.py.
 
 The utterances are synthetic: 20 utterances of 300 frames, with noise, a lexicon of 50 words and a bigram. The score of
 a text is the logarithm of the sum over its alignments, plus the weighted score of the bigram. Decoders that are not
 installed are left out.
-
-    python benchmarks/decoder.py
 """
 
 from __future__ import annotations
 
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -106,30 +106,34 @@ def decoders(path: Path, words: list[str], log_probs: Tensor) -> Iterator[tuple[
         try:
             yield name, make()
         except ImportError as error:  # noqa: PERF203
-            print(f"{name} is left out: {error}")
+            print(f"{name} is left out: {error}", file=sys.stderr)
 
 
-def main() -> None:
+def compare() -> list[dict[str, Any]]:
+    """Return the name and the time of each decoder, and how many of its texts have a lower or a higher score than ours.
+
+    ``texts`` has the pairs of texts (bellmax, decoder) with different scores.
+    """
     random.seed(0)
     torch.manual_seed(0)
-    torch.set_num_threads(1)
     words = sorted({"".join(random.choices(LETTERS, k=random.randint(3, 8))) for _ in range(50)})
     log_probs = utterances(words)
-    best: list[float] = []
+    rows: list[dict[str, Any]] = []
     with TemporaryDirectory() as folder:
         path = Path(folder) / "bigram.arpa"
         write_bigram(path, words)
         ngram = bx.Automaton.ngram(path, words)
         for name, decode in decoders(path, words, log_probs):
+            decode()
             started = time.perf_counter()
             texts = decode()
-            seconds = time.perf_counter() - started
-            scores = [score(text, rows, words, ngram) for text, rows in zip(texts, log_probs, strict=True)]
-            best = best or scores
-            lower = sum(one < first - 1e-6 for one, first in zip(scores, best, strict=True))
-            higher = sum(one > first + 1e-6 for one, first in zip(scores, best, strict=True))
-            print(f"{name}: {seconds:.2f} s, lower score than bellmax: {lower}, higher score: {higher}")
-
-
-if __name__ == "__main__":
-    main()
+            row = {"name": name, "seconds": time.perf_counter() - started, "lower": None, "higher": None}
+            scores = [score(text, log_prob, words, ngram) for text, log_prob in zip(texts, log_probs, strict=True)]
+            if not rows:
+                best, ours = scores, texts
+            else:
+                off = [one - first for one, first in zip(scores, best, strict=True)]
+                row["lower"], row["higher"] = sum(x < -1e-6 for x in off), sum(x > 1e-6 for x in off)
+                row["texts"] = [[ours[n], texts[n], off[n]] for n in range(len(off)) if abs(off[n]) > 1e-6]
+            rows.append(row)
+    return rows
