@@ -39,14 +39,41 @@ class Unrolled:
         end = 1 + (steps + 1) * states
         return edges + [(end - states + s, end, None, None) for s in range(states)]
 
-    def weights(self, log_probs: Tensor, scores: Tensor, start: Tensor, final: Tensor) -> Tensor:
+    @cached_property
+    def terms(self) -> tuple[Tensor, Tensor]:
+        """(E,): the two entries of the scores, joined, that add up to the weight of each edge. The last entry is 0."""
+        classes, states = self.log_probs.shape[1], len(self.start)
+        emitted, arcs = self.log_probs.numel(), len(self.scores)
+        zero, end = emitted + arcs + 2 * states, max(child for _, child, *_ in self.edges)
+        first, second = [], []
+        for parent, child, t, a in self.edges:
+            first.append(zero if t is None or a is None else t * classes + self.arcs[a][2])
+            state = states + parent - (end - states) if child == end else child - 1
+            second.append(emitted + (arcs + state if a is None else a))
+        return torch.tensor(first), torch.tensor(second)
+
+    def weights(self, *scores: Tensor) -> Tensor:
         """The weight of each edge, a linear function of the scores."""
-        weights = [start]
-        for _, _, t, a in self.edges:
-            if a is not None:
-                emitted = scores[a] if t is None else log_probs[t, self.arcs[a][2]] + scores[a]
-                weights.append(emitted.reshape(1))
-        return torch.cat([*weights, final])
+        entries = torch.cat([*(t.flatten() for t in scores), torch.zeros(1, dtype=scores[0].dtype)])
+        first, second = self.terms
+        return entries[first] + entries[second]
+
+    def by_arc(self, edges: Tensor) -> Tensor:
+        """Sum numbers of edges (E,) over the edges of each arc at each frame, (T, A), without ε-arcs."""
+        totals = edges.new_zeros(len(self.log_probs), len(self.scores))
+        for (_, _, t, a), number in zip(self.edges, edges.tolist(), strict=True):
+            if t is not None:
+                totals[t, a] += number
+        return totals
+
+    def best_by_label(self, edges: Tensor) -> Tensor:
+        """The maximum of numbers of edges (E,) over the edges that read each entry of log_probs, (T, V)."""
+        best = torch.full_like(self.log_probs, -torch.inf)
+        for (_, _, t, a), number in zip(self.edges, edges.tolist(), strict=True):
+            if t is not None and a is not None:
+                label = self.arcs[a][2]
+                best[t, label] = max(float(best[t, label]), number)
+        return best
 
     @cached_property
     def inputs(self) -> list[Tensor]:
@@ -68,10 +95,12 @@ class Unrolled:
 
     def onto(self, edges: Tensor) -> list[Tensor]:
         """Sum numbers of edges (..., E) onto the scores: the transpose of :meth:`weights`."""
-        if edges.ndim > 1:
-            return [torch.stack(parts) for parts in zip(*(self.onto(row) for row in edges), strict=True)]
-        zeros = [torch.zeros_like(t, requires_grad=True) for t in self.inputs]
-        return list(torch.autograd.grad(self.weights(*zeros), zeros, edges.detach(), materialize_grads=True))
+        sizes = [t.numel() for t in self.inputs]
+        entries = edges.detach().new_zeros(*edges.shape[:-1], sum(sizes) + 1)
+        for term in self.terms:
+            entries = entries.index_add(-1, term, edges.detach())
+        parts = entries[..., :-1].split(sizes, -1)
+        return [part.reshape(*edges.shape[:-1], *t.shape) for part, t in zip(parts, self.inputs, strict=True)]
 
     def hessian_product(self, z: list[Tensor]) -> list[Tensor]:
         return self.onto(self.paths.hessian_product(self.weights(*z)))
