@@ -90,7 +90,7 @@ docs: $(INSTALLED)  ## the documentation site with the demo page, in build/site
 # install out of their way. BELLMAX_AVX2=OFF stands for a compiler without AVX2, so that the baseline is left.
 ONLY_avx2 := -C cmake.define.BELLMAX_BASELINE=OFF
 ONLY_baseline := -C cmake.define.BELLMAX_AVX2=OFF
-SANITIZED := (native or hyper or programs_linear or sorting or lattice or tables or exp_space or neighbors or nonfinite or interrupts) and not compile and not export and not out_of_memory and not benchmarks
+SANITIZED := (native or hyper or automaton or programs_linear or sorting or lattice or tables or exp_space or neighbors or nonfinite or interrupts) and not compile and not export and not out_of_memory and not benchmarks
 sanitize: $(SETS:%=sanitize-%)  ## the native tests under AddressSanitizer and UndefinedBehaviorSanitizer, by instruction set
 
 $(SETS:%=sanitize-%): sanitize-%: $(INSTALLED)
