@@ -134,6 +134,6 @@ def compare() -> list[dict[str, Any]]:
             else:
                 off = [one - first for one, first in zip(scores, best, strict=True)]
                 row["lower"], row["higher"] = sum(x < -1e-6 for x in off), sum(x > 1e-6 for x in off)
-                row["texts"] = [[ours[n], texts[n], off[n]] for n in range(len(off)) if abs(off[n]) > 1e-6]
+                row["texts"] = [[ours[n], texts[n]] for n in range(len(off)) if abs(off[n]) > 1e-6]
             rows.append(row)
     return rows
