@@ -297,12 +297,16 @@ def test_wrong_inputs_raise_one_sentence(tmp_path: Path) -> None:
             call(torch.zeros(2, 4, 3), lengths=[1, 2, 3])
         with pytest.raises(ValueError, match=r"^lengths must be .* got 5"):
             call(torch.zeros(2, 4, 3), lengths=[1, 5])
-        with pytest.raises(ValueError, match=r"^log_probs must be numbers .*, got nan for class 1 at frame 2"):
+        with pytest.raises(
+            ValueError, match=r"^log_probs must be log-probabilities of at most 0.*, got nan for class 1 at frame 2"
+        ):
             call(nan)
+        with pytest.raises(ValueError, match=r"got 0\.5 for class 0 at frame 0 of batch member 0$"):
+            call(torch.full((1, 4, 3), 0.5))
     with pytest.raises(ValueError, match=r"^n_best must be a positive integer, got 0$"):
         decoder.decode(torch.zeros(1, 4, 3), n_best=0)
     write_bigram(tmp_path / "words.arpa", ["a"])
-    with pytest.raises(ValueError, match=r"no word 'ab'"):
+    with pytest.raises(ValueError, match=r"^the ARPA file has no word 'ab', and no word <unk> for unknown words$"):
         bx.CTCDecoder(LETTERS, lexicon=["a", "ab"], ngram=tmp_path / "words.arpa")
 
 
