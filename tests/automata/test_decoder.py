@@ -165,6 +165,12 @@ def test_best_text_is_missed_rarely(tmp_path: Path) -> None:
     assert missed <= 1
 
 
+def test_certain_networks_have_several_texts() -> None:
+    log_probs = random_log_probs(2, 6, 3, seed=0, sharpness=15.0)
+    results = bx.CTCDecoder(LETTERS).decode(log_probs, n_best=4)
+    assert [len({result.text for result in texts}) for texts in results] == [4, 4]
+
+
 def test_greedy_merges_and_removes_blanks() -> None:
     log_probs = random_log_probs(8, 12, 4, seed=1)
     lengths = torch.tensor([12, 1, 5, 12, 7, 0, 3, 12])
