@@ -88,6 +88,7 @@ def of_flashlight(path: Path, words: list[str], log_probs: Tensor, beam: int) ->
 
 
 def of_pyctcdecode(path: Path, words: list[str], log_probs: Tensor) -> Decode:
+    import kenlm  # noqa: F401  (pyctcdecode needs it, but does not say so)
     from pyctcdecode import build_ctcdecoder
 
     decoder = build_ctcdecoder(LABELS, str(path), unigrams=words, alpha=LM_WEIGHT, beta=0.0)

@@ -427,6 +427,32 @@ def test_no_frames_and_one_state(omega: bx.Regularizer, backend: str) -> None:
     assert empty.gradient["arcs"].tolist() == [0.0]
 
 
+@every_kernel
+def test_an_automaton_without_arcs(omega: bx.Regularizer, backend: str) -> None:
+    empty, one = bx.Automaton.linear([]), bx.Automaton.linear([1])
+    p = empty.paths(torch.zeros(2, 0, 3), omega=omega)
+    close(p.value, [0.0, 0.0])
+    assert p.decode().shape == p.outputs(p.decode()).shape == (2, 0)
+    q = empty.paths(torch.zeros(2, 2, 3), lengths=[0, 2], omega=omega)
+    assert q.value.tolist() == [0.0, -INF]
+    assert q.expected_path.count_nonzero() == 0
+    assert q.num_paths.tolist() == [1, 0]
+    both = bx.Automaton.stack([empty, one]).paths(torch.zeros(2, 1, 3), lengths=[0, 1], omega=omega)
+    close(both.value, [0.0, 0.0])
+    assert both.decode().tolist() == [[-1], [0]]
+    assert bx.Automaton.stack([empty, empty]).paths(torch.zeros(2, 0, 3), omega=omega).value.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("arc", [-2, 1, 2])
+def test_labels_and_outputs_need_arcs(arc: int) -> None:
+    automata = [bx.Automaton([(0, 1, 0)]), bx.Automaton([(0, 1, 0), (0, 1, 1)])]
+    p = bx.Automaton.stack(automata).paths(torch.zeros(2, 1, 2))
+    for translate in (p.labels, p.outputs):
+        assert translate(torch.tensor([[0], [1]])).tolist() == [[0], [1]]
+        with pytest.raises(ValueError, match=rf"^arcs must be paths, such as decode\(\) returns, got the arc {arc}$"):
+            translate(torch.tensor([[arc], [0]]))
+
+
 def test_a_path_without_arcs_can_be_ambiguous() -> None:
     p = bx.Automaton([(0, 1, 0)], start=[0.0, 0.0], final=[0.0, 0.0]).paths(torch.zeros(0, 1))
     assert p.num_paths == 2

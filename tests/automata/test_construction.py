@@ -86,6 +86,8 @@ def test_scores_keep_their_dtype_and_gradients() -> None:
         (lambda: A(torch.zeros(2, 5, dtype=torch.int64)), r"arcs must have shape \(A, 3\) or \(A, 4\), got \(2, 5\)"),
         (lambda: A([(0, 1, 2), (0, -1, 2)]), r"states must be at least 0, got arcs\[1\] = \(0, -1, 2, 2\)"),
         (lambda: A([("a", "b", -2)]), r"a label must be at least 0, or -1 .*, got arcs\[0\] = \('a', 'b', -2, -2\)"),
+        (lambda: A([(0, 10**8, 1)]), "states must be numbered without large gaps, got the state 100000000 for 1 arcs"),
+        (lambda: A([(0, 1, 1)], final={10**8: 0.0}), "states must be numbered without large gaps, got the state 1000"),
         (lambda: A([(0, 1, 2**31)]), r"states and labels must be at most 2147483647, got arcs\[0\] = \(0, 1, 2147"),
         (lambda: A([(0, 1, 2**63)]), r"the label of an arc must be an integer, got arcs\[0\] = \(0, 1, 9223"),
         (lambda: A([(0, 1, 2, -2)]), r"an output must be at least 0, or -1 for none, got arcs\[0\] = \(0, 1, 2, -2\)"),

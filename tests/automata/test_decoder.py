@@ -165,6 +165,12 @@ def test_best_text_is_missed_rarely(tmp_path: Path) -> None:
     assert missed <= 1
 
 
+def test_certain_networks_have_several_texts() -> None:
+    log_probs = random_log_probs(2, 6, 3, seed=0, sharpness=15.0)
+    results = bx.CTCDecoder(LETTERS).decode(log_probs, n_best=4)
+    assert [len({result.text for result in texts}) for texts in results] == [4, 4]
+
+
 def test_greedy_merges_and_removes_blanks() -> None:
     log_probs = random_log_probs(8, 12, 4, seed=1)
     lengths = torch.tensor([12, 1, 5, 12, 7, 0, 3, 12])
@@ -297,12 +303,16 @@ def test_wrong_inputs_raise_one_sentence(tmp_path: Path) -> None:
             call(torch.zeros(2, 4, 3), lengths=[1, 2, 3])
         with pytest.raises(ValueError, match=r"^lengths must be .* got 5"):
             call(torch.zeros(2, 4, 3), lengths=[1, 5])
-        with pytest.raises(ValueError, match=r"^log_probs must be numbers .*, got nan for class 1 at frame 2"):
+        with pytest.raises(
+            ValueError, match=r"^log_probs must be log-probabilities of at most 0.*, got nan for class 1 at frame 2"
+        ):
             call(nan)
+        with pytest.raises(ValueError, match=r"got 0\.5 for class 0 at frame 0 of batch member 0$"):
+            call(torch.full((1, 4, 3), 0.5))
     with pytest.raises(ValueError, match=r"^n_best must be a positive integer, got 0$"):
         decoder.decode(torch.zeros(1, 4, 3), n_best=0)
     write_bigram(tmp_path / "words.arpa", ["a"])
-    with pytest.raises(ValueError, match=r"no word 'ab'"):
+    with pytest.raises(ValueError, match=r"^the ARPA file has no word 'ab', and no word <unk> for unknown words$"):
         bx.CTCDecoder(LETTERS, lexicon=["a", "ab"], ngram=tmp_path / "words.arpa")
 
 

@@ -57,6 +57,7 @@ def test_an_automaton_of_one_state() -> None:
         ("0 1 1 1\n1\n\n0 a 1 1", "line 4 of the text must have integers for states and labels, got 'a'"),
         ("0 1 -1 1\n1", "line 1 of the text must have integers for states and labels, got '-1'"),
         ("0 1 1 2147483648\n1", "line 1 of the text must have states and labels of at most 2147483647, got 2147483648"),
+        ("0 1 1 1\n1\n100000000", "states must be numbered without large gaps, got the state 100000000 for 1 arcs"),
         ("0 1 1 1 x\n1", "line 1 of the text must end with a cost, got 'x'"),
         ("0 1 1 1 nan\n1", "line 1 of the text must end with a cost, got 'nan'"),
         ("0 1 1 1\n1\n1 3", "line 3 of the text must give a new final state, got 1 again"),

@@ -102,7 +102,7 @@ def automata() -> None:
     union: bx.Automaton = rows.union(again).concatenate(again).reverse().trim().closure()
     batch = bx.Automaton.stack([bx.Automaton.ctc([1, 2]), bx.Automaton.linear(torch.tensor([3]))])
     scores: Tensor = batch.scores
-    outputs: Tensor = graph.outputs(torch.tensor([0, -1]))
+    outputs: Tensor = graph.paths(torch.zeros(1, 8)).outputs(torch.tensor([0, -1]))
     _ = union, scores, outputs, graph.names(outputs), graph.arcs, graph.start, graph.final, graph.states
 
 

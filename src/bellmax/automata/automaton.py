@@ -19,7 +19,7 @@ from bellmax.automata.composition import compose
 from bellmax.automata.lexicon import lexicon
 from bellmax.automata.matching import Failing
 from bellmax.automata.reading import Arcs, StateScores, read
-from bellmax.automata.table import OUTPUT, Names, Table
+from bellmax.automata.table import Names, Table
 from bellmax.inputs import Lengths, Numbers, answers_near_misses, check_tensor
 from bellmax.regularizers import Regularizer
 from bellmax.structures.automaton import AutomatonPaths
@@ -103,21 +103,6 @@ class Arced(ABC):
         arc_scores = like("scores", scores, self.scores)
         ends = like("start", start, self.start), like("final", final, self.final)
         return AutomatonPaths(self, log_probs, arc_scores, *ends, lengths, omega, gamma)
-
-    def outputs(self, arcs: Tensor) -> Tensor:
-        """Return the outputs along paths, (..., L) int64, padded with −1.
-
-        Args:
-            arcs: The numbers of the arcs of paths, (..., L), as ``decode()`` returns them.
-
-        >>> yes = Automaton.ctc([7, 7])
-        >>> yes.outputs(torch.tensor([1, 2, 3, 5, -1]))
-        tensor([ 7,  7, -1, -1, -1])
-        """
-        number = check_tensor("arcs", arcs).clamp(min=0)
-        output = self.arcs[..., OUTPUT].to(arcs.device).expand(*arcs.shape[:-1], -1).gather(-1, number)
-        output = output.masked_fill(arcs < 0, -1)
-        return output.gather(-1, (output < 0).sort(dim=-1, stable=True).indices)
 
 
 class Automaton(Arced):
@@ -252,7 +237,7 @@ class Automaton(Arced):
         """Return the names of outputs (..., L) as a list, or as nested lists if there are several dimensions.
 
         Args:
-            outputs: Numbers of outputs, as :meth:`outputs` returns them. −1 is left out.
+            outputs: Numbers of outputs, as :meth:`AutomatonPaths.outputs` returns them. −1 is left out.
 
         >>> words = Automaton.lexicon({"yes": [5, 1, 7], "no": [3, 4]})
         >>> words.names(torch.tensor([[1, 0], [0, -1]]))

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 _SAMPLES = 16  # for each text
 _GAMMAS = 1.0, 2.0, 4.0, 8.0  # larger values draw more different texts
 
+_ROUNDING = 1e-3  # log-probabilities may be above 0 by this number
+
 _Candidates = dict[tuple[tuple[int, ...], tuple[int, ...]], float]
 """The labels of texts and the numbers of their words in the lexicon, with the scores of the n-gram and the words."""
 
@@ -125,7 +127,8 @@ class CTCDecoder:
             texts = alphabet.word_table(self._spellings, word_score)
         table = compose(ctc_topology(len(alphabet.labels), alphabet.blank), texts)
         if ngram is not None:
-            table = compose(table, _weighted(read_ngram(ngram, None), lm_weight))
+            symbols = alphabet.symbols() if self._spellings is None else list(self._spellings)
+            table = compose(table, _weighted(read_ngram(ngram, symbols), lm_weight))
         return Automaton._of(table)
 
     def greedy(self, log_probs: Tensor, lengths: Lengths | None = None) -> list[CTCText]:
@@ -206,11 +209,11 @@ class CTCDecoder:
         check_lengths("lengths", frames, 0, steps, batch_first_hint("log_probs", is_swapped))
         is_padding = torch.arange(steps) >= frames.unsqueeze(-1)
         scores = scores.masked_fill(is_padding.unsqueeze(-1), 0.0)
-        bad = (scores.isnan() | (scores == torch.inf)).nonzero()
+        bad = (~(scores <= _ROUNDING)).nonzero()
         if len(bad):
             member, frame, label = bad[0].tolist()
             got = f"{float(scores[member, frame, label])} for class {label} at frame {frame} of batch member {member}"
-            raise ValueError(f"log_probs must be numbers below +inf, got {got}")
+            raise ValueError(f"log_probs must be log-probabilities of at most 0, such as log_softmax(-1), got {got}")
         return scores, frames
 
     def _tokens(self, path: Sequence[int]) -> list[Token]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 Arcs: TypeAlias = "Tensor | NDArray[np.integer[Any]] | Sequence[Sequence[Hashable]]"
 StateScores: TypeAlias = "Mapping[Any, float | Tensor] | Numbers"
 MAX_NUMBER = 2**31 - 1  # the kernels read int32
+_MAX_UNUSED = 10**7  # states without arcs
 _ROWS = "(source, target, label) or (source, target, label, output)"
 
 
@@ -33,9 +34,8 @@ def read(arcs: Arcs, scores: Numbers | None, start: StateScores | None, final: S
         lengths = [len(cast(Any, states)) for states in (start, final) if hasattr(states, "__len__")]
         lengths = [] if mappings else lengths
         keys = [_state_number(state) for states in mappings for state in states]
-        states: Sequence[Hashable] = range(
-            1 + max((*numbers[:, :2].ravel().tolist(), *keys, 0, *(n - 1 for n in lengths)))
-        )
+        last_state = max((*numbers[:, :2].ravel().tolist(), *keys, 0, *(n - 1 for n in lengths)))
+        states: Sequence[Hashable] = numbered_states(last_state, len(numbers))
     else:
         states = names
     values = zeros(len(numbers)) if scores is None else read_scores("scores", scores, len(numbers), "arc")
@@ -45,6 +45,13 @@ def read(arcs: Arcs, scores: Numbers | None, start: StateScores | None, final: S
     table = Table(numbers, values, first, last, states)
     check(table)
     return table
+
+
+def numbered_states(last_state: int, num_arcs: int) -> range:
+    """Return the states up to the last. Raises ``ValueError`` if they need memory for many states without arcs."""
+    if last_state > 2 * num_arcs + _MAX_UNUSED:
+        raise ValueError(f"states must be numbered without large gaps, got the state {last_state} for {num_arcs} arcs")
+    return range(last_state + 1)
 
 
 def check(table: Table) -> None:

@@ -88,6 +88,11 @@ class Alphabet:
         named = [("".join(self.labels[token.label].removeprefix(WORD_START) for token in word), word) for word in words]
         return [(name, word) for name, word in named if name]
 
+    def symbols(self) -> list[str | None]:
+        """Return the word of each class in an n-gram of labels, None for classes that are never in a text."""
+        classes = {self.delimiter, *self.letters.values()}
+        return [("|" if label == " " else label) if k in classes else None for k, label in enumerate(self.labels)]
+
     def letter_table(self, word_score: float) -> Table:
         """Return the automaton of all texts. It maps labels to the labels between their first and last letter."""
         letters = np.array([*self.letters.values()])

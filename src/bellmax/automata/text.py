@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from bellmax.automata.reading import MAX_NUMBER, check
+from bellmax.automata.reading import MAX_NUMBER, check, numbered_states
 from bellmax.automata.scores import Scores, join, one_hot
 from bellmax.automata.table import LABEL, SOURCE, Table
 
@@ -77,10 +77,11 @@ def from_text(text: str, is_acceptor: bool) -> Table:
     if start < 0:
         raise ValueError("text must have at least one line, got none")
     rows = np.array(arcs, np.int64).reshape(-1, 4)
-    size = 1 + max(int(rows[:, :LABEL].max(initial=start)), *final, start)
+    states = numbered_states(max(int(rows[:, :LABEL].max(initial=start)), *final, start), len(rows))
+    size = len(states)
     last = np.full(size, -np.inf)
     last[list(final)] = list(final.values())
-    table = Table(rows, Scores(np.array(scores, float)), one_hot(size, start), Scores(last), range(size))
+    table = Table(rows, Scores(np.array(scores, float)), one_hot(size, start), Scores(last), states)
     check(table)
     return table
 

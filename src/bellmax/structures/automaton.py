@@ -237,7 +237,7 @@ class AutomatonPaths(PathDistribution):
         _check_shapes(log_probs, arcs, automaton.num_states, {"scores": scores, "start": start, "final": final})
         event = log_probs.shape[-2:]
         if is_checked(arcs):
-            check_labels(arcs.reshape(-1, *arcs.shape[-2:])[..., 2], event[1])
+            check_labels((arcs if arcs.ndim > 2 else arcs.unsqueeze(0))[..., 2], event[1])
         length = _read_lengths(log_probs, lengths)
         rest = {"scores": (scores, 1), "start": (start, 1), "final": (final, 1)}
         batch = common_batch({"log_probs": (log_probs, 2), **rest, "automata": (arcs, 2), "lengths": (length, 0)})
@@ -283,7 +283,7 @@ class AutomatonPaths(PathDistribution):
         >>> p.decode(), p.labels(p.decode())
         (tensor([ 0,  1,  2, -1, -1]), tensor([2, 0]))
         """
-        p, decoded = self._read_decoded("arcs", arcs)
+        p, decoded = self._read_arcs(arcs)
         return p._packed_labels(decoded)
 
     def outputs(self, arcs: Tensor) -> Tensor:
@@ -297,9 +297,18 @@ class AutomatonPaths(PathDistribution):
         >>> p.outputs(p.decode())
         tensor([ 7,  8, -1])
         """
-        p, decoded = self._read_decoded("arcs", arcs)
+        p, decoded = self._read_arcs(arcs)
         outputs = p._outputs.expand(*decoded.shape[:-1], -1)
         return _packed(_gather(outputs, decoded))
+
+    def _read_arcs(self, arcs: Tensor) -> tuple[Self, Tensor]:
+        """Read paths. Raises ``ValueError`` if a number is not the number of an arc."""
+        p, decoded = self._read_decoded("arcs", arcs)
+        source = _gather(p._solver.integers[1][..., 0].long().expand(*decoded.shape[:-1], -1), decoded)
+        bad = (source < 0) & (decoded != -1)
+        if is_checked(decoded) and bool(bad.any()):
+            raise ValueError(f"arcs must be paths, such as decode() returns, got the arc {int(decoded[bad][0])}")
+        return p, decoded
 
     def _packed_labels(self, decoded: Tensor) -> Tensor:
         """Return the label of each frame, (..., T)."""
@@ -420,8 +429,9 @@ def _check_omega(omega: Regularizer) -> None:
 def _gather(values: Tensor, arcs: Tensor) -> Tensor:
     """Return the values (..., A) of arcs (..., L), −1 for padding and numbers of no arc."""
     count = values.shape[-1]
-    number = torch.where((arcs < 0) | (arcs >= count), count, arcs)
-    return pad(values, (0, 1), value=-1).gather(-1, number)
+    if not count:
+        return torch.full_like(arcs, -1)
+    return values.gather(-1, arcs.clamp(0, count - 1)).masked_fill((arcs < 0) | (arcs >= count), -1)
 
 
 def _packed(numbers: Tensor) -> Tensor:
