@@ -49,7 +49,7 @@ ALONE = HERE.parent / "build/peers/bin/python"
 LIMIT = 0.4  # seconds for the repeats of a run
 SIZES: tuple[Size, ...] = ((10, 200, 4), (100, 1000, 8), (100, 1000, 32))
 QUICK: tuple[Size, ...] = ((3, 20, 2),)
-ITERATIONS, MANY_STATES = 5, 32  # EM iterations of a fit, if there are fewer states
+ITERATIONS, MANY_STATES = 10, 32  # EM iterations of a fit, if there are fewer states
 KINDS = "Gaussian, D = 1", "Gaussian, D = 4", "categorical"
 SCALING, LOG, SINGLE = "hmmlearn, scaling", "hmmlearn, log", ", float32"
 INFERENCE = "posteriors", "Viterbi"

@@ -149,6 +149,8 @@ def normalized(counts: Tensor, concentration: Any, old: Tensor) -> Tensor:
 
 def log_dirichlet(probabilities: Tensor, concentration: Any) -> float:
     """Return the log-density of rows of probabilities, up to a constant. Entries of 0 are left out."""
+    if isinstance(concentration, int) and concentration == 1:
+        return 0.0
     weights = torch.as_tensor(concentration, dtype=probabilities.dtype) - 1
     return float(torch.where(probabilities > 0, weights * probabilities.clamp(min=1e-300).log(), 0).sum())
 
@@ -189,7 +191,7 @@ class Categorical(Family):
 
     def log_prob(self, features: Tensor) -> Tensor:
         table = self.parameters["emissionprob"].T.log()
-        return torch.cat((table, table.new_zeros(1, table.shape[1])))[features]
+        return torch.cat((table, table.new_zeros(1, table.shape[1]))).index_select(0, features)
 
     def statistics(self, features: Tensor, weights: Tensor) -> list[Tensor]:
         """Return the expected number (S, K) of each symbol in each state."""

@@ -119,6 +119,16 @@ class Gaussian(Family):
         return find_quantiles(cdf, (*weights.shape[:-1], len(means)), levels, bounds)
 
 
+class _Moments(NamedTuple):
+    """Squares and values relative to the center, and 1 for known values, (N, 3 D).
+
+    If all values are known, the last D columns are one column.
+    """
+
+    values: Tensor
+    is_complete: bool
+
+
 class DiagonalGaussian(Gaussian):
     """Gaussian emissions with independent features: covariance "diag" or "spherical"."""
 
@@ -127,26 +137,23 @@ class DiagonalGaussian(Gaussian):
         covars = self.parameters["covars"]
         return covars.unsqueeze(-1).expand_as(self.parameters["means"]) if self.covariance == "spherical" else covars
 
-    def prepare(self, x: Tensor) -> Tensor:
-        """Return squares and values relative to the center, and 1 for known values.
-
-        The shape is (N, 3 D). If all values are known, the columns of ones are equal, and the shape is (N, 2 D + 1).
-        """
+    def prepare(self, x: Tensor) -> _Moments:
         z, is_known = x - self.center, ~x.isnan()
         if bool(is_known.all()):
-            return torch.cat((z * z, z, z.new_ones(len(z), 1)), 1)
+            return _Moments(torch.cat((z * z, z, z.new_ones(len(z), 1)), 1), is_complete=True)
         z = z.masked_fill(~is_known, 0)
-        return torch.cat((z * z, z, is_known.to(z.dtype)), 1)
+        return _Moments(torch.cat((z * z, z, is_known.to(z.dtype)), 1), is_complete=False)
 
-    def log_prob(self, features: Tensor) -> Tensor:
+    def log_prob(self, features: _Moments) -> Tensor:
         means, variances = self._means, self._variances()
         constants = -(means.square() / variances + variances.log() + math.log(2 * math.pi)) / 2
-        if features.shape[1] < 3 * len(self.center):
-            constants = constants.sum(1, keepdim=True)
-        return torch.mm(features, torch.cat((-0.5 / variances, means / variances, constants), 1).T)
+        factors = torch.cat((-0.5 / variances, means / variances), 1).T.contiguous()
+        if features.is_complete:  # faster than a product with a column of ones
+            return torch.addmm(constants.sum(1), features.values[:, :-1], factors)
+        return torch.mm(features.values, torch.cat((factors, constants.T)))
 
-    def statistics(self, features: Tensor, weights: Tensor) -> list[Tensor]:
-        sums = torch.mm(features.T, weights).T
+    def statistics(self, features: _Moments, weights: Tensor) -> list[Tensor]:
+        sums = torch.mm(features.values.T, weights).T
         size = len(self.center)
         return [sums[:, :size], sums[:, size : 2 * size], sums[:, 2 * size :].expand(-1, size)]
 
@@ -169,6 +176,8 @@ class DiagonalGaussian(Gaussian):
         }
 
     def log_prior(self) -> float:
+        if not self.priors:
+            return 0.0
         variances, (prior, weight) = self._variances(), self._prior()
         scale = torch.as_tensor(self.priors.get("covars", 0), dtype=variances.dtype)
         squares = weight * (self._means - prior).square() + scale

@@ -65,7 +65,12 @@ class CollectionEstimator(BaseEstimator):
                 hint = transposed(min(self._features, x.shape[1]) > 1)
                 needed = f"X[{k}] must have {self._features} features, as the series of fit"
                 raise ValueError(f"{needed}, got {x.shape[1]}{hint}")
-            self._check_values(f"X[{k}]", x)
+        try:
+            self._check_values("X", torch.cat(series))  # faster than one by one
+        except ValueError:
+            for k, x in enumerate(series):
+                self._check_values(f"X[{k}]", x)
+            raise
         return series
 
     def _as_floating(self, series: Series) -> Series:
