@@ -252,7 +252,8 @@ class SemiMarkov(PathDistribution):
         The last segment of a sequence can be longer than observed, because the observation stops (right-censoring). To
         model such sequences, pass log survival probabilities as ``last_durations``. The log survival probability of d
         is the log-probability that a segment has at least d steps. If ``durations`` are log-probabilities, compute the
-        log survival probabilities with ``durations.flip(-2).logcumsumexp(-2).flip(-2)``.
+        log survival probabilities with ``durations.flip(-2).logcumsumexp(-2).flip(-2)``. If a duration is −∞, replace
+        it by a large negative number first, because torch's gradient of ``logcumsumexp`` at −∞ is NaN.
 
         Args:
             emissions: The score (..., T, K) of each label at each step.
