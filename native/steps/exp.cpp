@@ -26,9 +26,10 @@ constexpr S least = sizeof(S) == 4 ? S(1e-28) : S(1e-280);
 // none.
 template <class S>
 constexpr S least_weight = sizeof(S) == 4 ? S(1e-9) : S(1e-20);
-// If every weight w is at least this, a state that has too little to be represented never matters. The greatest of a
-// step is at least w, so the state has at most ε/w of it, with ε the least positive number. What follows the state is
-// at most 1/w of what follows any other state, whatever the emissions. So its part of the value is at most ε/w².
+// A state that underflows never matters if all transitions, relative to the greatest of all, are at least this number
+// w. The greatest state of a step has at least w, so the lost state has at most ε/w of it, where ε is the least positive
+// number. The paths that continue from the lost state weigh at most 1/w times the paths that continue from any other
+// state, whatever the emissions are. So at most ε/w² of the value is lost.
 template <class S>
 constexpr S least_dense = sizeof(S) == 4 ? S(1e-12) : S(1e-140);
 
@@ -159,7 +160,7 @@ struct Weights : PackedMatrix<S> {
     Array<S> shift;
     S base = 0;
     bool is_moderate = true;  // no weight of an edge is very small
-    bool is_dense = true;     // all states have edges that are not nearly closed: `least_dense`
+    bool is_dense = true;     // no transition is nearly closed: `least_dense`
 
     explicit Weights(const Layout<S>& of) : PackedMatrix<S>(of), shift(filled<S>(of.stride, -infinity<S>)) {}
 
@@ -170,9 +171,10 @@ struct Weights : PackedMatrix<S> {
         const Layout<S>& layout = this->layout;
         const Layout<S> line(layout.states, false, 1);
         const Array<S> greatest = scratch<S>(layout.states), zero = zeros<S>(layout.padded);
-        const Vec<S> padding = line.low < S(0) ? broadcast(S(1)) : Vec<S>{};
-        Ints<S> bad{}, small{}, thin{};
+        const Array<S> least_of_row = scratch<S>(layout.states);
+        Ints<S> bad{}, small{};
         base = none;
+        is_dense = true;
         for (int64_t i = 0; i < layout.states; ++i) {
             const T* from = transitions + i * layout.states;
             S* row = &this->rows[i * layout.padded];
@@ -181,17 +183,17 @@ struct Weights : PackedMatrix<S> {
             for (int64_t v = 0; v < line.width; ++v) {
                 const Vec<S> weight = load<S>(row + v * line.gap);
                 small |= (weight > S(0)) & (weight < least_weight<S>);
-                thin |= (v + 1 < line.width ? weight : weight + padding) < least_dense<S>;
             }
+            least_of_row[i] = *std::min_element(row, row + layout.states);
             base = std::max(greatest[i], base);
         }
         if (base == none) base = 0;
         for (int64_t i = 0; i < layout.states; ++i) {
             const S relative = greatest[i] == none ? -infinity<S> : (greatest[i] - base) * unit<S>;
+            is_dense &= least_of_row[i] * std::exp2(relative) >= least_dense<S>;
             for (int l = 0; l < layout.sequences; ++l) shift[layout.place(l, i)] = relative;
         }
         is_moderate = !any(small);
-        is_dense = !any(thin);
         return !any(bad);
     }
 };

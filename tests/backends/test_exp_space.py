@@ -116,6 +116,19 @@ def test_states_that_underflow_between_open_transitions(depth, spread, threads):
     assert_close_to_double([t.float() for t in tensors], rtol=max(2e-4, 1e-6 * spread))
 
 
+# All transitions into a state are nearly closed, and an emission makes every path pass through this state.
+@pytest.mark.parametrize("states", [3, 8, 20])
+def test_a_state_into_which_all_transitions_are_nearly_closed(states, threads):
+    emissions, transitions, start, end = scores(9, 40, states)
+    emissions *= 5000
+    emissions[:, ::3, 1] += 50000
+    transitions[1] -= 1000
+    transitions[2] -= 1500
+    assert_agree((emissions, transitions, start, end), tolerance=1e-8)
+    single = [t.float() for t in (emissions / 10, transitions / 10, start, end)]
+    assert_close_to_double(single, rtol=1e-3)
+
+
 @pytest.mark.parametrize("batch", [1, 5, 40])
 def test_transitions_of_each_sequence(batch, threads):
     emissions, _, _, end = scores(batch, 12, 6)
