@@ -1,8 +1,8 @@
 """Filtering: the distribution of the hidden state now and in the future, for streams that arrive in chunks.
 
-Before each step, the filter has a *predicted score* for each state: the smoothed maximum of the scores of all paths
-that reach the state at this step, without the emission of the step. With durations, there is a predicted score for each
-pair of a state and the number of steps that its segment has lasted.
+Before each step, the filter has a *predicted score* for each state. It is the smoothed maximum of the scores of all
+paths that reach the state at this step, without the emission of the step. With durations, there is a predicted score
+for each pair of a state and the number of steps that its segment has lasted.
 """
 
 from __future__ import annotations

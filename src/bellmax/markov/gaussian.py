@@ -43,10 +43,10 @@ def gaussian(
 class Gaussian(Family):
     """Base class of Gaussian emissions with parameters ``means`` (S, D) and ``covars``.
 
-    The prior is a normal density of each mean, with mean ``means`` and the covariance of the state divided by
-    ``means_weight``, and an inverse Wishart density of each covariance with the scale matrix ``covars`` and
-    ``covars_weight`` degrees of freedom, up to factors that the maximum does not need. All are 0 by default. In the
-    M-step, ``covars`` is added to the sum of squares, and ``covars_weight`` to the number of steps.
+    The prior of each mean is a normal density. Its mean is ``means``, and its covariance is the covariance of the state
+    divided by ``means_weight``. The prior of each covariance is an inverse Wishart density. In the M-step, its scale
+    matrix ``covars`` is added to the sum of squares, and ``covars_weight`` to the number of steps. All are 0 by
+    default.
     """
 
     def __init__(

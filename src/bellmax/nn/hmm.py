@@ -207,9 +207,9 @@ class HMM(Smoothed):
     def forecast(self, state: FilterState, steps: int) -> Tensor:
         """Return the probability (..., steps, S) of each state at each of the next steps, given the steps so far.
 
-        Under negentropy, it is the predictive distribution: the probabilities at the last step times powers of
-        ``transmat``, or with ``max_duration``, the distribution that also takes the time in the current segment into
-        account. Under another Ω, the forecast equals :meth:`filter` on steps without observations, whose scores are 0.
+        The forecast equals :meth:`filter` on steps without observations, whose scores are 0. Under negentropy, it is
+        the predictive distribution: the probabilities at the last step times powers of ``transmat``. With
+        ``max_duration``, the predictive distribution also depends on the time in the current segment.
 
         >>> layer = HMM(2)
         >>> layer.transition_logits.data = torch.tensor([[0.9, 0.1], [0.2, 0.8]]).log()

@@ -78,9 +78,10 @@ class HMM(CollectionEstimator):
             stay of a series can continue after its end. Default None: a transition from a state to itself continues
             the stay.
         priors: Strengths of priors by name, default none. "startprob", "transmat", "durations" and "emissionprob" are
-            concentrations of Dirichlet priors, at least 1 (no prior). "means", "means_weight", "covars" and
-            "covars_weight" are the parameters of a normal inverse Wishart prior, "lambdas" and "lambdas_weight" of a
-            gamma prior: the former are added to the sums in the M-step, the weights to the numbers of steps.
+            concentrations of Dirichlet priors, at least 1 (no prior). Gaussian emissions have a normal inverse Wishart
+            prior, with "means", "means_weight", "covars" and "covars_weight". Poisson emissions have a gamma prior,
+            with "lambdas" and "lambdas_weight". In the M-step, "covars" and "lambdas" are added to the sums, and the
+            weights to the numbers of steps.
         init: Initial parameters by name, such as ``{"means": [[0.0], [5.0]]}``. The names are the names of the fitted
             attributes without the underscore. ``fit`` chooses the other parameters by k-means clustering of the steps.
             To use known parameters without EM, pass all of them, and ``max_iter=0``.
